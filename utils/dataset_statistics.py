@@ -5,6 +5,9 @@
 Each file is a column. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by
 category, with the paper's numbers in rows below; other files are shown by name. Cells are means ± population standard
 deviations over a file's questions. Lengths are in words, separated by white space.
+
+If the questions are multiple choice, and the right options are in the file, a table per file follows: how often the
+longest, or shortest, option is the right one, by type of question.
 """
 
 import argparse
@@ -16,9 +19,13 @@ from statistics import fmean, pstdev
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.task import ALL
 from utils.cli.errors import first_five
-from utils.tables.dataset_counts import Column, read_columns
-from utils.tables.formats import Cell, Table, counted, to_latex, to_markdown
+from utils.scoring.means import mean
+from utils.tables.dataset_counts import EXTREMES, Column, read_columns
+from utils.tables.formats import Cell, Table, counted, interval_text, number, to_latex, to_markdown
+from utils.tables.score_table import share_intervals_note
+from utils.tables.significance import share_interval
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     columns = read_columns(args.inputs_addr)
     to_text = {"markdown": to_markdown, "latex": to_latex}[args.format]
-    print(to_text([make_table(columns, make_notes(columns))]), end="")
+    tables = [options_table(column) for column in columns if column.choices]
+    print(to_text([make_table(columns, make_notes(columns)), *tables]), end="")
     return 0
 
 
@@ -56,11 +64,35 @@ def make_table(columns: list[Column], notes: list[str]) -> Table:
     rows = []
     has_users = any(column.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
-        rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
+        rows.append([same[0][0], *(numbers_text(figures) or "–" for _, figures, _ in same)])
         rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
     lines = [list(map(Cell, row)) for row in rows if any(row[1:])]
     heads, above = ["", *(column.name for column in columns)], ["", *(column.group for column in columns)]
     return Table(heads, lines, notes, above=above)
+
+
+def options_table(column: Column) -> Table:
+    """Return a table of how often a file's longest, or shortest, option is the right one, by group and in all."""
+    rows, task = [], column.task
+    by_group = {group: [choice for choice in column.choices if choice["group"] == group] for group in task.groups}
+    for name, choices in {**by_group, ALL: column.choices}.items():
+        texts = [name, str(len(choices))]
+        for extreme in EXTREMES:
+            unique = [choice for choice in choices if choice[extreme] is not None]
+            are_right = [choice[extreme] for choice in unique]
+            interval = share_interval(are_right, [choice["user"] for choice in unique])
+            texts += [str(len(unique)), number(mean(are_right)), interval_text(interval, number)]
+        rows.append([*map(Cell, texts)])
+    users = {choice["user"] for choice in column.choices}
+    note = (
+        "Unique: questions in which one option alone has this length in characters. Right: the share of these in which "
+        f"it is right. {share_intervals_note(task.user_field if len(users) < len(column.choices) else '')}"
+    )
+    missing = column.num_questions - len(column.choices)
+    left_out = [f"{missing} of {column.num_questions} questions without options or the right one are left out."]
+    heads = [column.title, "Questions", *["Unique", "Right", "95% interval"] * len(EXTREMES)]
+    above = ["", "", *(extreme for extreme in EXTREMES for _ in range(3))]
+    return Table(heads, rows, [note, *(left_out if missing else [])], short=task.short, above=above)
 
 
 def numbers_text(numbers: Iterable[float] | None) -> str:
@@ -73,8 +105,7 @@ def make_notes(columns: list[Column]) -> list[str]:
     if columns[0].task.paper_files():
         notes[0] += " The paper does not say which standard deviation it prints, nor the unit of its lengths."
     for column in columns:
-        title = ", ".join(filter(None, (column.group, column.name)))
-        notes += [f"{title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
+        notes += [f"{column.title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
     return notes
 
 

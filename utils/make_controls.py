@@ -1,8 +1,10 @@
-"""Make control responses with a known rank, to test a judge.
+"""Make control responses: with a known rank, to test a judge; or by the options' wording alone, to test a dataset.
 
   python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
+  python utils/make_controls.py --inputs_addr PersonaMem_32k.json --output_dir controls
 
-It writes five files of responses, made from a dataset and one system's responses, to be judged like any system's:
+For a benchmark with a judge, it writes five files of responses, made from a dataset and one system's responses. They
+are judged like any system's:
 
   question.json      the question repeated, and nothing else
   other_answer.json  the system's answer to another question, drawn with --seed
@@ -11,6 +13,12 @@ It writes five files of responses, made from a dataset and one system's response
   orders.json        a text that tells the judge to give the highest score
 
 docs/trusting_the_judge.md says which scores to expect.
+
+For a multiple-choice benchmark, it writes three files of answers, made from the dataset alone (docs/personamem.md):
+
+  longest.json       the longest option, by characters; of several, the first in the record's order
+  shortest.json      the shortest option, likewise
+  first.json         the first option
 """
 
 import argparse
@@ -25,16 +33,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Controls, Record
+from utils.benchmarks.task import Controls, Options, Record
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, publish
 from utils.files.writing import locked
 from utils.records.datasets import read_questions
-from utils.records.responses import answers_to, are_answered, match_responses, read_responses
+from utils.records.responses import (
+    CONTROLS_SCRIPT,
+    answers_to,
+    are_answered,
+    collect_responses,
+    match_responses,
+    read_responses,
+)
 
-SCRIPT = "utils/make_controls.py"
 SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")
 
 Responses = dict[str, list[dict[str, Any]]]
@@ -45,8 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
-    add("--response_addr", required=True, metavar="FILE", help="responses of one system")
-    add("--output_dir", required=True, metavar="DIR", help="folder for the five files")
+    add("--response_addr", metavar="FILE",
+        help="responses of one system (required if the benchmark has a judge; refused for multiple choice)")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files")
     add("--seed", type=cli.non_negative_int, default=0, help="seed for drawing other questions' answers (%(default)s)")
     # fmt: on
     add_overwrite_argument(parser)
@@ -55,27 +70,47 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    records = read_questions(args.inputs_addr, ["controls"])
+    records = read_questions(args.inputs_addr, ["controls", "options"])
     task = task_of(args.inputs_addr, records)
-    if task.controls is None:
-        raise UserError(f"{args.inputs_addr}: {task.name} is scored without a judge, so there is no judge to test")
-    responses = read_responses(args.response_addr)
-    ids = [record["id"] for record in records]
-    questions = match_responses(records, responses, args.response_addr, ids, allow_partial=True)
-    answers = {question["id"]: answers_to([responses], question["id"])[0] for question in questions}
-    answers = {key: answer if all(are_answered([answer])) else None for key, answer in answers.items()}
-    controls = make_controls(questions, answers, task.controls, args.seed, args.response_addr)
-    files = {Path(args.output_dir) / f"{name}.json": answers for name, answers in controls.items()}
-    cli.check_outputs(list(map(str, files)), [args.inputs_addr, args.response_addr])
-    prepare_derived(files, SCRIPT, args.overwrite)
     # The settings that a model's answers have too, except for the prompt.
-    made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
-    run = describe_run(vars(args), {"script": SCRIPT, **made_from}, None)
+    settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}
+    if task.options is not None:
+        if given := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
+            raise UserError(
+                f"{', '.join(given)}: no effect for {task.name}, whose controls need no system; leave it out"
+            )
+        controls = choose_options(records, task.options)
+    elif task.controls is None:
+        raise UserError(f"{args.inputs_addr}: {task.name} has neither a judge to test nor options to choose from")
+    elif args.response_addr is None:
+        raise UserError(f"--response_addr: required for {task.name}, whose controls are made from a system's responses")
+    else:
+        responses = read_responses(args.response_addr)
+        ids = [record["id"] for record in records]
+        questions = match_responses(records, responses, args.response_addr, ids, allow_partial=True)
+        answers = {question["id"]: answers_to([responses], question["id"])[0] for question in questions}
+        answers = {key: answer if all(are_answered([answer])) else None for key, answer in answers.items()}
+        controls = make_controls(questions, answers, task.controls, args.seed, args.response_addr)
+        settings |= {"responses": file_hash(args.response_addr), "seed": args.seed}
+    files = {Path(args.output_dir) / f"{name}.json": responses for name, responses in controls.items()}
+    cli.check_outputs(list(map(str, files)), list(filter(None, [args.inputs_addr, args.response_addr])))
+    prepare_derived(files, CONTROLS_SCRIPT, args.overwrite)
+    run = describe_run(vars(args), settings, None)
     with locked(*files):
-        for path, answers in files.items():
-            publish(path, answers, run)
-            print(f"{path}: {describe(answers)}")
+        for path, responses in files.items():
+            publish(path, responses, run)
+            print(f"{path}: {describe(responses)}")
     return 0
+
+
+def choose_options(records: list[Record], options: Options) -> dict[str, Responses]:
+    """Return, by file name, the answers that the options' lengths and order give; of equal ones, the first."""
+    chosen: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"longest": {}, "shortest": {}, "first": {}}
+    for record in records:
+        longest, shortest = options.of_length(record, max), options.of_length(record, min)
+        for name, (answer, *tied) in zip(chosen, (longest, shortest, [*options.texts(record)][:1]), strict=True):
+            chosen[name][record["id"], 0] = {"value": answer} | ({"tied_with": tied} if tied else {})
+    return {name: collect_responses(records, answers) for name, answers in chosen.items()}
 
 
 def make_controls(
@@ -127,7 +162,9 @@ def describe(responses: Responses) -> str:
     outputs = [output for [output] in responses.values()]
     cuts = Counter(output["cut_at"] for output in outputs if "cut_at" in output)
     missing = sum(output["output"] is None for output in outputs)
+    tied = sum("tied_with" in output for output in outputs)
     parts = [f"{len(outputs) - missing} answers", *(f"{count} cut at a {name}" for name, count in cuts.items())]
+    parts += [f"{tied} the first of several options of this length"] if tied else []
     return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
 
 

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if args.baseline else []
         tables.append(score_table.seeds_table(boards, seeds, over_seeds))
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
-    tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and args.baseline else []
+    tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and comparisons else []
     if args.format == "csv":
         text = to_csv(score_table.csv_rows(boards, comparisons, paper))
         print_notes(note for table in tables for note in table.notes)

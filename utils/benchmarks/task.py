@@ -52,9 +52,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Options:
-    """The texts to choose from with --choose likelihood.
+    """The texts to choose from.
 
-    Nothing is generated, so the prompts do not show the options.
+    With --choose likelihood nothing is generated, so these prompts do not show the options.
     """
 
     prompts: Mapping[str, str]  # files by method (none, rag), as `prompts.load_prompt` takes them
@@ -62,6 +62,12 @@ class Options:
     # Returns the assistant's text by answer (as `Output.parse` returns it). Texts are not empty, and have no letter.
     texts: Callable[[Record], Mapping[str, str]]
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}  # as `Task.values`
+
+    def of_length(self, record: Record, extreme: Callable[[Iterable[int]], int]) -> list[str]:
+        """Return the answers with the longest (`extreme` is max) or shortest (min) text in characters, in order."""
+        texts = self.texts(record)
+        length = extreme(map(len, texts.values()))
+        return [answer for answer, text in texts.items() if len(text) == length]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"
+CONTROLS_SCRIPT = "utils/make_controls.py"
 UNUSABLE = "unusable_calls"  # of a method's models, by role: how many, and of how many
 
 
@@ -45,8 +46,8 @@ def collect_responses(
 
 def question_hash(record: dict[str, Any]) -> str:
     """Return a hash of what was asked: the question and its options."""
-    asked = [record.get("question"), record.get("options")]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    shown = [record.get("question"), record.get("options")]
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:16]
 
 
 def refuse_other_questions(path: str | Path, responses: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
@@ -54,7 +55,7 @@ def refuse_other_questions(path: str | Path, responses: dict[str, Any], records:
     differing = [
         record["id"]
         for record in records
-        if (known := (responses.get(record["id"]) or [{}])[0].get("question_hash")) and known != question_hash(record)
+        if (digest := (responses.get(record["id"]) or [{}])[0].get("question_hash")) and digest != question_hash(record)
     ]
     if differing:
         raise UserError(
@@ -104,7 +105,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     content = read_json(path)
     if is_lamps_own(content):
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
-        content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
+        content = {question_id: [{"output": output, **selection_of(gold)}] for (question_id, output), gold in golds}
     return _check_samples(content, path, _Response, "responses must be an object {question id: [{output}]}")
 
 
@@ -138,13 +139,13 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     return _check_samples(read_json(path), path, _Plan, "plans must be an object {question id: [{aspects}]}")
 
 
-def _check_samples(samples: Any, path: str | Path, form: type, told: str) -> dict[str, list[dict[str, Any]]]:
+def _check_samples(samples: Any, path: str | Path, form: type, expected: str) -> dict[str, list[dict[str, Any]]]:
     """Return `samples`; UserError, ending with `told`, unless each question has one or more objects of this form."""
     if not isinstance(samples, dict):
-        raise UserError(f"{path}: found {kind(samples)}; {told}")
+        raise UserError(f"{path}: found {kind(samples)}; {expected}")
     some = Annotated[list[form], msgspec.Meta(min_length=1)]
-    for question_id, its in samples.items():
-        check_form(its, some, f"{path}: id {quote(question_id)}")
+    for question_id, outputs in samples.items():
+        check_form(outputs, some, f"{path}: id {quote(question_id)}")
     return samples
 
 
@@ -162,12 +163,12 @@ def match_responses(
     response, but not all of them.
     """
     refuse_other_questions(path, responses, questions)
-    known = set(dataset_ids)
+    ids = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]
-    foreign = [question_id for question_id in responses if question_id not in known]
-    if not foreign and (not missing or (allow_partial and known & responses.keys())):
+    foreign = [question_id for question_id in responses if question_id not in ids]
+    if not foreign and (not missing or (allow_partial and ids & responses.keys())):
         return [question for question in questions if question["id"] in responses]
-    if foreign and allow_partial and known & responses.keys():
+    if foreign and allow_partial and ids & responses.keys():
         verb, them = ("is", "it") if len(foreign) == 1 else ("are", "them")
         raise UserError(f"{path}: {first_five(foreign)} {verb} not in the dataset; remove {them}, or give its dataset")
     lines = [f"{path}: its ids do not match the dataset; give the dataset these responses were made from"]
@@ -182,7 +183,7 @@ def match_responses(
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
     """Return each response file's first response to a question, which is the one that is judged."""
-    return [one[question_id][0]["output"] for one in responses]
+    return [answers[question_id][0]["output"] for answers in responses]
 
 
 def are_answered(outputs: Iterable[str | None]) -> list[bool]:
@@ -216,13 +217,13 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
     UserError if the files are of both kinds and their metrics differ.
     """
     ours, official = (task.metric_names(is_official)[0] for is_official in (False, True))
-    found = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
-    if len(found) > 1:
+    metrics = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
+    if len(metrics) > 1:
         raise UserError(
             f"--response_addr: some are by an encoder-decoder, which is scored by {official}, and some are not\n"
             f"  score each kind separately, or give a --strategy for all: {ours} or {official}"
         )
-    return found.pop()
+    return metrics.pop()
 
 
 def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
@@ -230,10 +231,10 @@ def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str,
     if field == "output":
         return responses
 
-    def read(one: dict[str, Any]) -> dict[str, Any]:
-        return {**one, "output": one[field]} if isinstance(one.get(field), str) else one
+    def read(response: dict[str, Any]) -> dict[str, Any]:
+        return {**response, "output": response[field]} if isinstance(response.get(field), str) else response
 
-    return {key: list(map(read, its)) for key, its in responses.items()}
+    return {key: list(map(read, outputs)) for key, outputs in responses.items()}
 
 
 def origin_of(path: str) -> dict[str, Any] | None:
@@ -243,13 +244,16 @@ def origin_of(path: str) -> dict[str, Any] | None:
         return None
     settings = manifest["settings"]
     prompts = settings.get("prompt", {})
-    told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
-    told |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
-    told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
+    origin = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
+    origin |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
+    origin |= {"control": True} if settings.get("script") == CONTROLS_SCRIPT else {}
+    origin |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     by_role = manifest.get("calls") or {}  # of a method's models
-    unusable = {role: [one["unusable"], one["num_calls"]] for role, one in by_role.items() if one.get("unusable")}
-    told |= {UNUSABLE: unusable} if unusable else {}
+    unusable = {
+        role: [counts["unusable"], counts["num_calls"]] for role, counts in by_role.items() if counts.get("unusable")
+    }
+    origin |= {UNUSABLE: unusable} if unusable else {}
     # Beam search follows no schema.
     decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")
     decoding = f"no text, by {settings['choose']}" if settings.get("choose") else decoding
-    return {"prompt": prompts, "constrained_decoding": decoding, **told}
+    return {"prompt": prompts, "constrained_decoding": decoding, **origin}

@@ -16,7 +16,7 @@ from utils.cli import UserError
 from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
-from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
+from utils.tables.system_scores import CONTROL, Board, Entry, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
 T_TEST, PERMUTATION = "t-test p", "permutation p"
@@ -43,7 +43,7 @@ def strata_of(
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
     for question in questions:
         by_group[group_of(question)].append(question)
-    strata = {group: [its] for group, its in by_group.items()}
+    strata = {group: [group_questions] for group, group_questions in by_group.items()}
     if len(by_group) > 1:
         if taken := [name for name in (MACRO, ALL) if name in by_group]:
             raise UserError(f"{taken[0]!r}: one of the groups has this name, which is a column's; give it another name")
@@ -88,11 +88,13 @@ def point_of(system: System, strata: Strata) -> Point:
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
-        its = share_interval(values[0], clusters[0])
+        limits = share_interval(values[0], clusters[0])
     else:
         of = metric.pooled.of if metric.pooled else None
-        its = interval(values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1)
-    return Point(mean_score(metric, strata), its, sum(map(len, strata)))
+        limits = interval(
+            values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1
+        )
+    return Point(mean_score(metric, strata), limits, sum(map(len, strata)))
 
 
 def interval_words(system: System) -> str:
@@ -141,11 +143,15 @@ class Comparison:
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
-    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric."""
+    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric.
+
+    Controls are compared only as baselines, so they do not count in Holm's correction.
+    """
     comparisons = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}
-        for system in (system for system in board.systems if system.name not in baselines):
+        others = [system for system in board.systems if system.name not in baselines and system.excluded != CONTROL]
+        for system in others:
             for name in (name for name in baselines if name in by_name):
                 comparisons += compare_systems(board, system, by_name[name], intervals)
     if correct:
@@ -169,8 +175,8 @@ def compare_methods(
         scores = [{question["id"]: question["score"] for question in row.questions} for row in rows]
         entries = []
         for question in rows[0].questions:
-            its = [of.get(question["id"]) for of in scores]
-            entries.append({**question, "score": None if None in its else mean(its)})
+            drawn = [of.get(question["id"]) for of in scores]
+            entries.append({**question, "score": None if None in drawn else mean(drawn)})
         system = System(name, board.task, board.metric_name, {"": {"per_question_scores": entries}})
         system.excluded = rows[0].excluded
         return system
@@ -185,7 +191,7 @@ def compare_methods(
 
 def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:
     """Yield a comparison per column, over the questions that both systems have a score on, paired by id."""
-    first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
+    first, second = ({question["id"]: question for question in row.questions} for row in (system, baseline))
     counts: Counter[tuple[bool, bool]] = Counter()  # by (scored for the system, scored for the baseline)
     pairs = []
     for question_id in sorted(first.keys() | second.keys()):
@@ -202,35 +208,35 @@ def compare_systems(board: Board, system: System, baseline: System, intervals: b
 
 def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> dict[str, Any]:
     """Compute a `Comparison`'s figures from pairs of questions; only means have a t-test and an effect size."""
-    clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
+    clusters = [[cluster_of(first) for first, _ in stratum] for stratum in strata] if by_user else None
     if metric.pooled is None:
         of, test = None, T_TEST
-        values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
+        values = [differences([(first["score"], second["score"]) for first, second in stratum]) for stratum in strata]
         p_values = {T_TEST: significance.t_test(values, clusters)}
         p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
-        found = {"flips": significance.all_flips(values, clusters)} if intervals else {}
+        figures = {"flips": significance.all_flips(values, clusters)} if intervals else {}
     else:
-        of, test, found = difference_of(metric.pooled.of), PERMUTATION, {}
+        of, test, figures = difference_of(metric.pooled.of), PERMUTATION, {}
         values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
         p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
-    found |= {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
-    found |= {"p_values": p_values, "test": test}
+    figures |= {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
+    figures |= {"p_values": p_values, "test": test}
     if intervals:
         most = math.inf if metric.lower_is_better else 1.0
-        found["interval"] = significance.interval(values, clusters, of, -most, most)
-        found["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
-    return found
+        figures["interval"] = significance.interval(values, clusters, of, -most, most)
+        figures["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
+    return figures
 
 
 def correct_all(comparisons: list[Comparison]) -> None:
     """Add Holm's p-values per test; a comparison without that test counts in the family by its dagger's test."""
     for test in (T_TEST, PERMUTATION):
-        p_values = [one.p_values.get(test) for one in comparisons]
-        own = [one.p_values[one.test] for one in comparisons]
+        p_values = [comparison.p_values.get(test) for comparison in comparisons]
+        own = [comparison.p_values[comparison.test] for comparison in comparisons]
         adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
-        for one, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
-            if test in one.p_values:
-                one.p_values[holm_name(test)] = None if p is None else corrected
+        for comparison, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
+            if test in comparison.p_values:
+                comparison.p_values[holm_name(test)] = None if p is None else corrected
 
 
 def holm_name(test: str) -> str:
@@ -239,6 +245,10 @@ def holm_name(test: str) -> str:
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
     """Tell whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
-    its = [one for one in comparisons if (one.system, one.column) == (system, column)]
-    is_compared = its and len(its) == len({one.baseline for one in comparisons})
-    return bool(is_compared) and not its[0].board.system(system).excluded and all(one.is_better for one in its)
+    own = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
+    is_compared = own and len(own) == len({comparison.baseline for comparison in comparisons})
+    return (
+        bool(is_compared)
+        and not own[0].board.system(system).excluded
+        and all(comparison.is_better for comparison in own)
+    )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+EXTREMES = {"Longest option": max, "Shortest option": min}
+
+
 @dataclass
 class Column:
     """A file's counts, and what its benchmark's paper prints about it (`Task.paper_files`), if anything."""
@@ -35,10 +38,17 @@ class Column:
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None if unknown
     leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by the text's name
     users: set[str] = field(default_factory=set)  # values of `Task.user_field`
+    # Per question with options and what its score needs: group and user, and by name of `EXTREMES` whether this option
+    # is the right one, None if several options have this length.
+    choices: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def group(self) -> str:
         return self.paper.get("group", "")
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, (self.group, self.name)))
 
 
 def read_columns(paths: list[str]) -> list[Column]:
@@ -84,6 +94,15 @@ def count_file(path: str) -> Column:
         if (community := place.get("subgroup", place["group"])) is not None:
             column.communities[community] += 1
             column.group_of[community] = place["group"]
+        metric = task.first_metric
+        if task.options and metric.compute and record.keys() >= {*task.options.needs, *metric.needs}:
+            task.check(record, where, ["options", "score"])
+            choice = {"group": place["group"], "user": record["id"] if user is None else str(user)}
+            for name, extreme in EXTREMES.items():
+                answer, *tied = task.options.of_length(record, extreme)
+                scored = metric.entry(record, [{"value": metric.compute(record, answer)}])
+                choice[name] = None if tied else scored["score"] == 1
+            column.choices.append(choice)
         column.num_questions += 1
     return column
 
@@ -132,7 +151,7 @@ def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict
     task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
-    group_of = {name: its for column in columns for name, its in column.group_of.items()}
+    group_of = {name: parent for column in columns for name, parent in column.group_of.items()}
     groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
     for name in sorted(total, key=lambda name: (-total[name], name)):
         groups[group_of.get(name) or without].append(name)

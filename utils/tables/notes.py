@@ -16,14 +16,14 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import UNUSABLE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
-from utils.tables.columns import MACRO, column_means, points_of
-from utils.tables.formats import counted, p_text, plural
-from utils.tables.system_scores import SELECTED, Board, System, few, when_seen, with_own_groups
+from utils.tables.columns import MACRO, column_means, columns_of, points_of
+from utils.tables.formats import counted, number, p_text, plural
+from utils.tables.system_scores import CONTROL, SELECTED, Board, System, few, when_seen, with_own_groups
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Told = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
+Wordings = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -44,8 +44,8 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 def judge_notes(paths: Iterable[str]) -> list[str]:
     """Return a note with the score files that have no valid manifest, so that judge and prompt are unknown."""
     unknown = [path for path in paths if manifest_of(path) is None]
-    told = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
-    return [told] if unknown else []
+    note = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
+    return [note] if unknown else []
 
 
 def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
@@ -56,6 +56,17 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         yield f"Verdicts differ in kind from the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
+    overall = next(name for name in (task.overall, MACRO, task.groups[0]) if name in columns_of(task))
+    means = {system: column_means(system)[overall] for system in systems}
+    scored = [system for system in systems if means[system] is not None]
+    controls, ordinary = ([system for system in scored if system.excluded == kind] for kind in (CONTROL, ""))
+    if controls and ordinary:
+        best = min if board.metric.lower_is_better else max
+        control, system = (best(some, key=means.get) for some in (controls, ordinary))
+        yield (
+            f"In the column {overall}, the best control, {control.name}, has {number(means[control])}; "
+            f"the best system, {system.name}, {number(means[system])}."
+        )
     if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         group, _, subgroup = task.group_words
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
@@ -87,7 +98,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if system.num_without_plan:
         yield f"{counted(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
     if system.excluded:
-        yield f"{system.excluded}; it has neither bold nor daggers"
+        only = ", and is compared only as a baseline" if system.excluded == CONTROL else ""
+        yield f"{system.excluded}; it has neither bold nor daggers{only}"
     if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -95,16 +107,17 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     manifests = [manifest_of(path) or {} for path in system.files]
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
     counts = {"answer": origins, "verdict": manifests}
-    counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
-    if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
-        yield f"{told} missing because thoughts were unfinished"
-    by_role = {role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()}
-    for role, (unusable, number) in by_role.items():
-        yield f"{unusable} of {counted(number, 'call')} to its {role} were unusable"
+    counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
+    if unfinished := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
+        yield f"{unfinished} missing because thoughts were unfinished"
+    by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
+    for role, (unusable, calls) in by_role.items():
+        yield f"{unusable} of {counted(calls, 'call')} to its {role} were unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
-    yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
-    for fields in dict.fromkeys(", ".join(one["saw"]["fields"]) for one in origins if when_seen(one) == "training"):
+    yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)
+    trained = [origin["saw"]["fields"] for origin in origins if when_seen(origin) == "training"]
+    for fields in dict.fromkeys(map(", ".join, trained)):
         yield f"saw {fields} in training"
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"partly scored in {few(partial)}"
@@ -131,7 +144,8 @@ def wording_note(systems: list[System]) -> str:
     else:
         text = f"Wording of the answers' prompts: {_listed(answers)}."
         del constrained["judge"]
-    if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
+    shown = {words for table in (judge, answers) for by_words in table.values() for words in by_words}
+    if not shown <= {*PUBLISHED}:
         text += " Scores may not be comparable with the paper's."
     usual = {name.rpartition("/")[2] for name in systems[0].task.prompts.values() if systems[0].task.ways}
     if names := [name for prompt in usual & answers.keys() for named in answers[prompt].values() for name in named]:
@@ -145,9 +159,9 @@ def wording_columns(systems: list[System]) -> dict[str, str]:
     return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
 
-def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
+def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
     """Collect the wordings of the judge's and the answers' prompts, and --constrained_decoding of both."""
-    tables: tuple[Told, Told, Told] = {}, {}, {}
+    tables: tuple[Wordings, Wordings, Wordings] = {}, {}, {}
     for system in systems:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
             settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
@@ -158,8 +172,8 @@ def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
                 for prompts in (settings.get("prompt", {}), answers["prompt"])
             ]
             facts.append({"judge": judged, "answers": answers["constrained_decoding"]})
-            for table, its in zip(tables, facts, strict=True):
-                for name, words in its.items():
+            for table, words_by_name in zip(tables, facts, strict=True):
+                for name, words in words_by_name.items():
                     table.setdefault(name, {}).setdefault(words, {})[system.name] = None
     return tables
 
@@ -174,12 +188,12 @@ def wording(name: str, digest: str) -> str:
     return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
-def _listed(told: Told) -> str:
+def _listed(table: Wordings) -> str:
     """Return a list such as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
     parts = []
-    for name, its in told.items():
-        by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in its.items())
-        parts.append(f"{name} {by_system if len(its) > 1 else next(iter(its))}")
+    for name, systems_by_words in table.items():
+        by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in systems_by_words.items())
+        parts.append(f"{name} {by_system if len(systems_by_words) > 1 else next(iter(systems_by_words))}")
     return ", ".join(parts)
 
 
@@ -193,10 +207,10 @@ def describe_scores(
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
-    known = [origin for origin in origins if origin]  # see `origin_of`
-    if shown := [", ".join(one["saw"]["fields"]) for one in known if when_seen(one) == "test"]:
+    usable = [origin for origin in origins if origin]  # see `origin_of`
+    if shown := [", ".join(origin["saw"]["fields"]) for origin in usable if when_seen(origin) == "test"]:
         text += f"; an upper bound, because the system sees {shown[0]}"
-    if any("chose_checkpoint" in origin for origin in known):
+    if any("chose_checkpoint" in origin for origin in usable):
         text += "; optimistic: the generator was trained or chosen on these questions"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens were cached"

@@ -63,9 +63,9 @@ def read_paper(
     # A table of a single task or metric names it.
     wanted = {"task": task.name, "strategy": metric}
     tables = {
-        name: table
-        for name, table in data["tables"].items()
-        if all(table.get(key, value) == value for key, value in wanted.items())
+        name: entry
+        for name, entry in data["tables"].items()
+        if all(entry.get(key, value) == value for key, value in wanted.items())
     }
     if table not in tables:
         named = any("strategy" in table for table in data["tables"].values())
@@ -86,14 +86,14 @@ def read_paper(
     own = {MACRO} if {*task.groups} - {*columns} else set()
     scores, daggers = {}, set()
     for method, printed in methods.items():
-        its = zip(columns, printed["scores"], strict=True)
-        scores |= {(method, column): score for column, score in its if score is not None and column not in own}
+        placed = zip(columns, printed["scores"], strict=True)
+        scores |= {(method, column): score for column, score in placed if score is not None and column not in own}
         marks = zip(columns, printed.get("daggers", ()), strict=False)
         daggers |= {(method, column) for column, dagger in marks if dagger}
     if shown is not None and not {column for _, column in scores} & set(shown.values()):
         raise missing
-    its_misprints = (one for one in data["misprints"] if table in one["tables"] and one["model"] == model)
-    misprints = {(one["method"], one["column"]): one["note"] for one in its_misprints}
+    notes = (entry for entry in data["misprints"] if table in entry["tables"] and entry["model"] == model)
+    misprints = {(entry["method"], entry["column"]): entry["note"] for entry in notes}
     title, other_model = f"{tables[table]['title']}, {model}", data["other_models"].get(model, "")
     return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model)
 
@@ -120,14 +120,15 @@ def make_rows(boards: list[Board]) -> list[Row]:
         systems = [board.system(name) for board in boards]
         means = {}
         for board, system in zip(boards, systems, strict=True):
-            means |= {board.name_of(column): its for column, its in column_means(system).items()}
+            means |= {board.name_of(column): score for column, score in column_means(system).items()}
         counts = {"Questions": 0, "Unanswered": 0, unscored: 0}
         for _, same in groupby(systems, key=lambda system: system.task.name):
             most = max(same, key=lambda system: len(system.asked_ids))
-            its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
-            counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
+            more = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
+            counts = {head: count + extra for (head, count), extra in zip(counts.items(), more, strict=True)}
         label = label_of(boards, name)
-        rows.append(Row(name, means, counts, label, next((one.excluded for one in systems if one.excluded), "")))
+        excluded = next(filter(None, (system.excluded for system in systems)), "")
+        rows.append(Row(name, means, counts, label, excluded))
     return rows
 
 
@@ -187,10 +188,10 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
     """Split the boards, without splitting a task, so that each part's table fits on a narrow page."""
     pages: list[list[Board]] = [[]]
     for _, same in groupby(boards, key=lambda board: board.task.name):
-        its = list(same)
-        if pages[-1] and len(pages[-1]) + len(its) > PAGE_COLUMNS:
+        own = list(same)
+        if pages[-1] and len(pages[-1]) + len(own) > PAGE_COLUMNS:
             pages.append([])
-        pages[-1] += its
+        pages[-1] += own
     return pages
 
 
@@ -204,9 +205,9 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]], comparisons:
     for method, names in methods.items():
         excluded = {by_name[name].excluded for name in names}
         if len(excluded) > 1:
-            told = ", ".join(by_name[name].label for name in names)
+            labels = ", ".join(by_name[name].label for name in names)
             raise UserError(
-                f"--seeds {quote(method)}: {told}: only some of these rows are comparable with other systems\n"
+                f"--seeds {quote(method)}: {labels}: only some of these rows are comparable with other systems\n"
                 "  give them as two methods"
             )
         texts = [f"{method} ({''.join(excluded)})" if any(excluded) else method]
@@ -226,35 +227,44 @@ def shares_table(boards: list[Board]) -> Table:
     """Return a table of shares with their intervals, one row per system and column."""
     rows = []
     for board in boards:
-        points = ((system.name, *its) for system in board.systems for its in points_of(system).items())
+        points = ((system.name, *point) for system in board.systems for point in points_of(system).items())
         for name, column, point in points:
             right = "–" if point.mean is None else str(round(point.mean * point.questions))
             texts = [label_of(boards, name), board.name_of(column), number(point.mean)]
             texts.append(interval_text(point.interval, number))
             rows.append([*map(Cell, [*texts, right, str(point.questions)])])
-    note = "Share: questions with score 1. Interval: Wilson's, for each share alone."
-    if cluster := cluster_names(boards):
-        note = note.replace("Wilson's", "a t interval of the logit") + f" {CLUSTERED.format(cluster)} "
-        note += f"A dash means fewer than two values of {cluster}, or no variation between them."
+    note = f"Share: questions with score 1. {share_intervals_note(cluster_names(boards))}"
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     notes = [note, f"{NOT_COMPARED} Use --baseline to compare."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
+def share_intervals_note(cluster: str) -> str:
+    """Describe intervals by `share_interval`; `cluster` is as `cluster_names` returns it."""
+    if not cluster:
+        return "Interval: Wilson's, for each share alone."
+    return (
+        f"Interval: a t interval of the logit, or Wilson's where no {cluster} is repeated, for each share alone. "
+        f"{CLUSTERED.format(cluster)} "
+        f"A dash means fewer than two values of {cluster}, or no variation between them."
+    )
+
+
 def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
     """Return a table with one row per comparison."""
-    suffix = " (Holm)" if any(one.is_corrected for one in comparisons) else ""
+    suffix = " (Holm)" if any(comparison.is_corrected for comparison in comparisons) else ""
     rows = []
-    for one in comparisons:
-        names = (label_of(boards, name) for name in (one.system, one.baseline))
-        texts = [*names, one.column, signed(one.difference), interval_text(one.interval)]
-        texts += [p_text(one.shown_p(T_TEST)), p_text(one.shown_p(PERMUTATION))]
-        rows.append([*map(Cell, [*texts, signed(one.effect_size, 2), str(one.num_questions)])])
+    for comparison in comparisons:
+        names = (label_of(boards, name) for name in (comparison.system, comparison.baseline))
+        texts = [*names, comparison.column, signed(comparison.difference), interval_text(comparison.interval)]
+        texts += [p_text(comparison.shown_p(T_TEST)), p_text(comparison.shown_p(PERMUTATION))]
+        rows.append([*map(Cell, [*texts, signed(comparison.effect_size, 2), str(comparison.num_questions)])])
     average = "; the average has none" if MACRO in columns_of(boards[0].task) else ""
     drawn = dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
     drawn = f"{PERMUTATIONS:,} {' or '.join(drawn)}"
-    if any(one.flips for one in comparisons):
-        drawn = "all sign flips" if all(one.flips for one in comparisons) else f"{drawn} (all, if there are fewer)"
+    all_tried = [bool(comparison.flips) for comparison in comparisons]
+    if any(all_tried):
+        drawn = "all sign flips" if all(all_tried) else f"{drawn} (all, if there are fewer)"
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
     if cluster := cluster_names(boards):
         elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Without repeated values: {interval}"
@@ -276,12 +286,13 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
     """Yield a note on the comparisons that the permutation test cannot find significant, by their least p."""
     by_least: dict[float, list[str]] = {}
-    for one in comparisons:
-        if one.p_values.get(PERMUTATION) is not None and one.flips and 2 / one.flips >= ALPHA:
-            by_least.setdefault(min(1, 2 / one.flips), []).append(f"{one.system} and {one.baseline}, {one.column}")
+    for comparison in comparisons:
+        if comparison.p_values.get(PERMUTATION) is not None and comparison.flips and 2 / comparison.flips >= ALPHA:
+            name = f"{comparison.system} and {comparison.baseline}, {comparison.column}"
+            by_least.setdefault(min(1, 2 / comparison.flips), []).append(name)
     for least, names in sorted(by_least.items(), reverse=True):
-        told = "1" if least == 1 else f"at least {number(least)}"
-        yield f"{'; '.join(names)}: p of the permutation test is {told}, so no difference can be significant."
+        limit = "1" if least == 1 else f"at least {number(least)}"
+        yield f"{'; '.join(names)}: p of the permutation test is {limit}, so no difference can be significant."
 
 
 # Notes on the tables' cells
@@ -291,24 +302,26 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     """Yield notes on daggers (or on tests, if cells are not `marked`) and on missing tests."""
     if not comparisons:
         return
-    tests = [test for test in (T_TEST, PERMUTATION) if test in {one.test for one in comparisons}]
+    tests = [test for test in (T_TEST, PERMUTATION) if test in {comparison.test for comparison in comparisons}]
     named = " or ".join("t-test" if test == T_TEST else "permutation test" for test in tests)
-    untested = [one for one in comparisons if one.p_values[one.test] is None]
-    cluster = cluster_names(one.board for one in comparisons)
+    untested = [comparison for comparison in comparisons if comparison.p_values[comparison.test] is None]
+    cluster = cluster_names(comparison.board for comparison in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
     tested = counted(len(comparisons) - len(untested), "comparison")
     is_corrected = comparisons[0].is_corrected
     correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
     if marked:
-        baselines = list(dict.fromkeys(one.board.system(one.baseline).label for one in comparisons))
+        baselines = list(
+            dict.fromkeys(comparison.board.system(comparison.baseline).label for comparison in comparisons)
+        )
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
-        daggers = any(has_dagger(comparisons, one.system, one.column) for one in comparisons)
+        daggers = any(has_dagger(comparisons, comparison.system, comparison.column) for comparison in comparisons)
         sign = "†: better" if daggers else "No system is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     else:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
-        by_swaps = dict.fromkeys(one.column for one in comparisons if one.test == PERMUTATION)
+        by_swaps = dict.fromkeys(comparison.column for comparison in comparisons if comparison.test == PERMUTATION)
         yield f"By the permutation test: {'; '.join(by_swaps)}; their scores are not means over questions."
     if untested:
         units, alike = ("paired questions", "all differences equal")
@@ -320,14 +333,15 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
 
 def left_out_notes(comparisons: list[Comparison]) -> list[str]:
     """Describe the comparisons that could not use every question."""
-    return list(dict.fromkeys(_describe_pairs(one) for one in comparisons if any(one.pairing[1:])))
+    return list(dict.fromkeys(_describe_pairs(comparison) for comparison in comparisons if any(comparison.pairing[1:])))
 
 
-def _describe_pairs(one: Comparison) -> str:
-    paired, only_system, only_baseline, neither = one.pairing
-    return one.board.note(
-        f"{one.system} and {one.baseline}: {counted(paired, 'paired question')}; left out: {only_system} scored "
-        f"only for {one.system}, {only_baseline} only for {one.baseline}, {neither} for neither."
+def _describe_pairs(comparison: Comparison) -> str:
+    paired, only_system, only_baseline, neither = comparison.pairing
+    return comparison.board.note(
+        f"{comparison.system} and {comparison.baseline}: {counted(paired, 'paired question')}; left out: "
+        f"{only_system} scored only for {comparison.system}, {only_baseline} only for {comparison.baseline}, "
+        f"{neither} for neither."
     )
 
 
@@ -364,8 +378,8 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
-    its = [one for one in comparisons if one.system == row.name]
-    for _, same in groupby(its, key=lambda one: (one.baseline, one.board.title)):
+    own = [comparison for comparison in comparisons if comparison.system == row.name]
+    for _, same in groupby(own, key=lambda comparison: (comparison.baseline, comparison.board.title)):
         record |= _csv_comparisons(list(same))
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():
@@ -383,11 +397,17 @@ def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, flo
 def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
     """Return the comparisons with one baseline by one metric as columns."""
     record = {}
-    for one in comparisons:
-        figures = {"paired questions": one.num_questions, "difference": one.difference, **one.p_values}
-        if PERMUTATION in one.p_values:
-            figures |= {**dict(_csv_limits(one.interval)), "effect size": one.effect_size}
-        record |= {f"{one.column}: {name} against {one.baseline}": figure for name, figure in figures.items()}
-    against = one.board.note(f"Left out against {one.baseline}")
-    left_out = zip(("here only", "there only", "nowhere"), one.pairing[1:], strict=True)
+    for comparison in comparisons:
+        figures = {
+            "paired questions": comparison.num_questions,
+            "difference": comparison.difference,
+            **comparison.p_values,
+        }
+        if PERMUTATION in comparison.p_values:
+            figures |= {**dict(_csv_limits(comparison.interval)), "effect size": comparison.effect_size}
+        record |= {
+            f"{comparison.column}: {name} against {comparison.baseline}": figure for name, figure in figures.items()
+        }
+    against = comparison.board.note(f"Left out against {comparison.baseline}")
+    left_out = zip(("here only", "there only", "nowhere"), comparison.pairing[1:], strict=True)
     return record | {f"{against}: scored {where}": count for where, count in left_out}

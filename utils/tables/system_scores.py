@@ -19,6 +19,7 @@ from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
 SELECTED = "selected by score"
+CONTROL = "control"  # in `System.excluded`
 MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
@@ -44,21 +45,21 @@ class System:
         placed = [entry for entry in self.entries if entry["group"] is not None]
         self.scored_ids = {entry["id"] for entry in placed if entry["details"]}
         self.questions = [entry for entry in placed if among is None or entry["id"] in among]
-        asked = [entry for entry in self.questions if entry["details"]]
-        self.asked_ids = {entry["id"] for entry in asked}
-        self.num_unanswered = sum(not entry["answered"] for entry in asked)  # they have the worst score
-        missing = (sum(one["score"] is None for one in entry["details"]) for entry in asked)
+        judged = [entry for entry in self.questions if entry["details"]]
+        self.asked_ids = {entry["id"] for entry in judged}
+        self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score
+        missing = (sum(verdict["score"] is None for verdict in entry["details"]) for entry in judged)
         self.unscored = [count for count in missing if count]  # per question with any, the number of missing verdicts
         users = list(map(cluster_of, self.questions))
         # Intervals and tests are clustered by user if a user has several questions.
         self.cluster = task.user_field if len(set(users)) < len(users) else None
-        carried = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
+        carried = (sum(scores.get(name, 0) for scores in files.values()) for name in CARRIED)
         self.num_truncated, self.num_selected, self.num_without_plan = carried
 
     @cached_property
     def excluded(self) -> str:
         """Why the system gets neither bold nor daggers, in the words of its label; empty for an ordinary system."""
-        return "; ".join(dict.fromkeys(filter(None, (_excluded(path, one) for path, one in self.files.items()))))
+        return "; ".join(dict.fromkeys(filter(None, (_excluded(path, scores) for path, scores in self.files.items()))))
 
     @property
     def label(self) -> str:
@@ -73,12 +74,15 @@ def _excluded(path: str, scores: Scores) -> str | None:
     """Return what the responses of a score file had at test that an ordinary system has not; None for nothing.
 
     They are a bound only if they saw what the scorer sees, or were selected by the metric and judge of these scores.
+    Controls were made by utils/make_controls.py.
     """
     made = manifest_of(path) or {"settings": {}}
     origins = [origin or {} for origin in made.get("answers") or []]
-    if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
+    if any("control" in origin for origin in origins):
+        return CONTROL
+    if shown := [name for origin in origins if when_seen(origin) == "test" for name in origin["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
-    if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
+    if selected := [origin["selected_by"] for origin in origins if "selected_by" in origin]:
         return _selected(selected[0], scores, made["settings"].get("judge"))
     return SELECTED if scores.get("num_selected") else None
 
@@ -116,8 +120,8 @@ class Board:
 
     def system(self, name: str) -> System:
         """Return the system of this name, without files if it has no scores here."""
-        found = [system for system in self.systems if system.name == name]
-        return found[0] if found else System(name, self.task, self.metric_name, {})
+        same_name = [system for system in self.systems if system.name == name]
+        return same_name[0] if same_name else System(name, self.task, self.metric_name, {})
 
     def note(self, text: str) -> str:
         return text if self.is_alone else f"{self.task.name}: {text}"
@@ -130,7 +134,7 @@ def cluster_of(entry: Entry) -> str:
 
 def cluster_names(boards: Iterable[Board]) -> str:
     """Return the names of the fields that intervals and tests cluster by; empty if all questions are independent."""
-    return " or ".join(dict.fromkeys(one.cluster for board in boards for one in board.systems if one.cluster))
+    return " or ".join(dict.fromkeys(system.cluster for board in boards for system in board.systems if system.cluster))
 
 
 def few(names: Iterable[str]) -> str:
@@ -146,14 +150,14 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
     """Return each --system's files, from lists `[name, file, ...]`; UserError without files, or for a repeated name."""
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for name, *paths in arguments:
         if not paths:
             raise UserError(f"--system {name!r}: no file; give a name, then one or more files")
-        if one_line(name) in found:
+        if one_line(name) in rows:
             raise UserError(f"--system {name!r} is given twice; give all its files to one --system")
-        found[one_line(name)] = paths
-    return found
+        rows[one_line(name)] = paths
+    return rows
 
 
 def read_boards(
@@ -178,14 +182,14 @@ def read_boards(
         order = order[:1]  # of a task without a benchmark, one metric is shown
     is_alone, boards = len(order) == 1, []
     for task, name in order:
-        its = {path: one for path, one in scores.items() if is_alone or one["task"] == task.name}
-        task, placed = with_own_groups(task, its, joined)
+        of_task = {path: content for path, content in scores.items() if is_alone or content["task"] == task.name}
+        task, placed = with_own_groups(task, of_task, joined)
         scores, systems = scores | placed, []
         for row, paths in rows.items():
-            its = {path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)}
-            systems += [_make_system(row, task, name, its)] if its else []
+            own = {path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)}
+            systems += [_make_system(row, task, name, own)] if own else []
         boards.append(Board(task, name, systems, list(rows), is_alone))
-        check_same_judge({path: its for system in systems for path, its in system.files.items()})
+        check_same_judge({path: content for system in systems for path, content in system.files.items()})
     for name in dict.fromkeys(board.task.name for board in boards):
         systems = [system for board in boards if board.task.name == name for system in board.systems]
         check_same_content((question, system.files) for system in systems for question in system.questions)
@@ -242,21 +246,21 @@ def with_own_groups(
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
     if unknown := [name for name in joined if name not in there]:
-        known = ", ".join(quote(name) for name in there if name is not None) or "not known"
+        names = ", ".join(quote(name) for name in there if name is not None) or "not known"
         raise UserError(
-            f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {known}"
+            f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {names}"
         )
 
     def group_of(entry: Entry) -> str:
         name = _subgroup(entry)
         return joined.get(name) or entry["group"] or name or (ALL if len(there) == 1 else f"(no {word})")
 
-    found = dict.fromkeys(map(group_of, entries))
-    if task.overall or (not joined and found.keys() <= set(task.groups)):
+    filled = dict.fromkeys(map(group_of, entries))
+    if task.overall or (not joined and filled.keys() <= set(task.groups)):
         return task, dict(files)
-    known = [group for group in task.groups if group in found]
-    groups = (*known, *(group for group in found if group not in known))
-    placed = {path: _regrouped(its, group_of) for path, its in files.items()}
+    ordered = [group for group in task.groups if group in filled]
+    groups = (*ordered, *(group for group in filled if group not in ordered))
+    placed = {path: _regrouped(content, group_of) for path, content in files.items()}
 
     def place_of(record: dict[str, Any]) -> dict[str, str | None]:
         place = task.group_of(record)
@@ -291,30 +295,30 @@ def _group(text: str) -> tuple[str, list[str]]:
 
 def joined_by(groups: list[tuple[str, list[str]]] | None) -> dict[str, str]:
     """Return the group of each name in --groups; UserError if one is in two."""
-    found: dict[str, str] = {}
+    group_of: dict[str, str] = {}
     for group, names in groups or ():
         for name in names:
-            if found.setdefault(name, group) != group:
-                raise UserError(f"--groups: {quote(name)} is in {found[name]} and in {group}; give it once")
-    return found
+            if group_of.setdefault(name, group) != group:
+                raise UserError(f"--groups: {quote(name)} is in {group_of[name]} and in {group}; give it once")
+    return group_of
 
 
 def divide(board: Board, name: str) -> Board:
     """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
-        told = f"use {', '.join(task.divisions)}" if task.divisions else "leave the flag out"
-        raise UserError(f"--by {quote(name)}: not supported for {task.name}; {told}")
+        remedy = f"use {', '.join(task.divisions)}" if task.divisions else "leave the flag out"
+        raise UserError(f"--by {quote(name)}: not supported for {task.name}; {remedy}")
     files = [file for system in board.systems for file in system.files.items()]
     for path, scores in files:
         for entry in scores["per_question_scores"]:
             if not isinstance(entry.get(name), str):
-                told = f"question {quote(entry['id'])}: field {name!r} is {kind(entry.get(name))}, not a text"
+                problem = f"question {quote(entry['id'])}: field {name!r} is {kind(entry.get(name))}, not a text"
                 remedy = "files of older versions lack it: run evaluate_responses.py again with --overwrite"
-                raise UserError(f"{path}: {told}\n  {remedy}")
-    found = {entry[name] for _, scores in files for entry in scores["per_question_scores"]}
-    order = [value for value in task.divisions[name] if value in found]
-    groups = (*order, *sorted(found - set(order)))
+                raise UserError(f"{path}: {problem}\n  {remedy}")
+    values = {entry[name] for _, scores in files for entry in scores["per_question_scores"]}
+    order = [value for value in task.divisions[name] if value in values]
+    groups = (*order, *sorted(values - set(order)))
     divided = replace(task, groups=groups, group_words=(name, plural(name), ""), short={})
 
     systems = [
@@ -322,7 +326,7 @@ def divide(board: Board, name: str) -> Board:
             system.name,
             divided,
             board.metric_name,
-            {path: _regrouped(its, itemgetter(name)) for path, its in system.files.items()},
+            {path: _regrouped(content, itemgetter(name)) for path, content in system.files.items()},
             system.among,
         )
         for system in board.systems
@@ -336,9 +340,9 @@ def divide(board: Board, name: str) -> Board:
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
     """Raise UserError if score files, by path, are of two benchmarks, or, with `alike` "task", of two tasks."""
     path_of: dict[str, str] = {}
-    for path, one in scores.items():
-        benchmark = tasks()[one["task"]].benchmark if alike == "benchmark" else None
-        path_of.setdefault(benchmark or one["task"], path)
+    for path, content in scores.items():
+        benchmark = tasks()[content["task"]].benchmark if alike == "benchmark" else None
+        path_of.setdefault(benchmark or content["task"], path)
     if len(path_of) > 1:
         first, other = list(path_of.values())[:2]
         raise UserError(
@@ -349,13 +353,15 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 
 def check_same_judge(files: dict[str, Scores]) -> None:
     """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
-    told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    first = max(told, key=lambda path: len(told[path]))  # if possible one whose judge is known
-    for path, settings in told.items():
-        differing = [name for name in differing_names(told[first], settings) if name in settings]
+    judged = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
+    first = max(judged, key=lambda path: len(judged[path]))  # if possible one whose judge is known
+    for path, settings in judged.items():
+        differing = [name for name in differing_names(judged[first], settings) if name in settings]
         if differing:
-            both = [(name, short_diff(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
-            pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
+            both = [
+                (name, short_diff(repr(settings[name]), repr(judged[first][name]), length=100)) for name in differing
+            ]
+            pairs = "; ".join(f"{name} {value}, not {first_value}" for name, (value, first_value) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"
                 "  these scores are not comparable: judge both alike, or keep them apart"
@@ -366,21 +372,21 @@ def _judge_settings(path: str) -> dict[str, Any]:
     """Return a judge's settings, None for one that its server refused; empty if unknown."""
     if (manifest := manifest_of(path)) is None:
         return {}
-    found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
+    settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
+    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
-            found[name] = None if without == outputs else f"{found[name]}, but refused for {without} of {outputs}"
-    return found
+            settings[name] = None if without == outputs else f"{settings[name]}, but refused for {without} of {outputs}"
+    return settings
 
 
 def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
     """Raise UserError if judges saw different questions under the same id, as from two datasets."""
-    known: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
+    seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
         shown = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
-        first, first_paths = known.setdefault(question["id"], (shown, paths))
+        first, first_paths = seen.setdefault(question["id"], (shown, paths))
         if shown != first:
             differing.append(question["id"])
             others = others or (paths, first_paths)
@@ -409,7 +415,7 @@ def _check_same_responses(systems: Iterable[System]) -> None:
     for system in systems:
         if (first := seen.setdefault(system.name, system)) is system:
             continue
-        hashes, others = ({settings_of(path).get("responses") for path in its.files} for its in (system, first))
+        hashes, others = ({settings_of(path).get("responses") for path in row.files} for row in (system, first))
         if None not in hashes | others and hashes != others:
             raise UserError(
                 f"--system {system.name!r}: {few(system.files)} has scores of other responses than {few(first.files)}\n"
