@@ -15,7 +15,7 @@ from test_personamem import ask, choose, server, small_model, take_log, with_oth
 import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table, report
+from utils import download_datasets, make_table, report, select_responses, train_generator
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.cli import UserError
@@ -316,3 +316,27 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
     ):
         with pytest.raises(UserError, match=match):
             run(evaluate_responses, *flags[:4], "--score_addr", tmp_path / "other.json", *wrong)
+
+
+def test_calls_with_histories_can_be_learnt_from_their_scores(dataset, server, small_model, tmp_path, capsys):
+    """Four answers per question, about half of them right; each call is learnt after its whole dialogue."""
+    target = {record["question"]: record["target"] for record in read_json(dataset)}
+
+    def reply(request):
+        [right] = [
+            letter for question, letter in target.items() if request["messages"][-1]["content"].startswith(question)
+        ]
+        return Reply(f"<final_answer>({right if request['seed'] % 2 else LETTERS[LETTERS.index(right) - 1]})")
+
+    server.reply, out = reply, tmp_path / "samples.json"
+    ask(server, dataset, out, "--num_generated_outputs", 4, "--temperature", 1, "--trace")
+    run(select_responses, "--response_addr", out, "--split_dir", tmp_path)
+    samples, scores = ([tmp_path / f"{kind}_{number}.json" for number in range(4)] for kind in ("sample", "scores"))
+    run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", *samples, "--score_addr", *scores)
+    learning = ["--objective", "grpo", "--trace_addr", f"{out}.trace.jsonl", "--score_addr", *scores]
+    learning += ["--model_addr", small_model, "--lora_rank", 4, "--inputs_addr", dataset, "--dry_run"]
+    run(train_generator, *learning, "--output_dir", tmp_path / "policy")
+    printed = capsys.readouterr().out
+    wrong = [[entry["score"] for entry in read_json(path)["per_question_scores"]] for path in scores]
+    mixed = sum(len(set(by_question)) > 1 for by_question in zip(*wrong, strict=True))
+    assert f": {4 * mixed} calls of {mixed} questions" in printed and mixed > 0

@@ -1,0 +1,172 @@
+"""The studies of reinforcement learning from a ranked file to their rows, with vLLM and trainings, also when killed.
+
+A model with random weights writes no query and no heading, so a tiny one first learns the form of each prompt's reply.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_up_lessons import learn_rows
+from test_studies import ROOT, SAMPLE, server, small, usable_reply  # noqa: F401 (fixtures)
+from tiny_chat import save_tiny_chat
+
+from prompts import load_prompt, own_prompt
+from utils.methods import intent, search_then_answer
+from utils.parsing.answers import write_answer
+from utils.records.datasets import read_dataset
+
+WORDS = ("garden", "music", "letters", "sleep", "paint", "bread", "rivers", "names")
+
+
+def make_writer(folder, steps):
+    """Train a tiny model to write turns of a search, answers as JSON, and an intent before the answer; return it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from utils.generation.chat import LocalChat
+
+    save_tiny_chat(folder / "random", max_positions=8192)
+    chat, drawn = LocalChat(str(folder / "random")), random.Random(0)
+    model = AutoModelForCausalLM.from_pretrained(folder / "random", dtype=torch.float32)
+    questions = [record for name in ("train", "validation", "test") for record in read_dataset(SAMPLE / f"{name}.json")]
+    first = own_prompt(search_then_answer.FIRST)
+    after = own_prompt(search_then_answer.FIRST + search_then_answer.NEXT.replace("#", "1"))
+
+    def row(record):
+        word, number = drawn.choice(WORDS), drawn.randrange(10, 18)
+        query, answer = f"I see.\nSearch: {word}", write_answer(f"Look {number} steps away.")
+        question, posts = record["question"], "\n\n".join(post["text"][:200] for post in record["profile"][:2])
+        prompts = {
+            (first, query): {"question": question},
+            (after, drawn.choice([query, "I see.\nEnough"])):
+                {"question": question, "said1": query, "posts1": posts},
+            (load_prompt("lampqa/rag"), answer): {"question": question, "profile": posts},
+            (load_prompt("lampqa/no_personalization"), answer): {"question": question},
+            (own_prompt(intent.PROMPT), f"Thoughts: No.\nIntent: {word}\nApproach: yes\nAnswer: Look {number} steps."):
+                {"question": question, "profile": posts},
+        }  # fmt: skip
+        (prompt, reply), values = drawn.choice(list(prompts.items()))
+        return list(chat.render(prompt.messages(**values))), list(chat.render_reply(reply))
+
+    loss = learn_rows(model, chat, lambda: list(map(row, drawn.sample(questions, 8))), steps, folder / "chat")
+    return folder / "chat", loss
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    folder, loss = make_writer(tmp_path_factory.mktemp("writer"), 150)
+    assert loss < 0.3
+    return folder
+
+
+@pytest.fixture
+def round_of(small, server, writer, tmp_path):
+    """A function that runs a study of one round in a folder, in the background."""
+    for path in (tmp_path / "data").glob("*.json"):
+        records = json.loads(path.read_text())
+        for record in records:
+            record["profile"] = [{**post, "text": post["text"][:200]} for post in record["profile"][:2]]
+        path.write_text(json.dumps(records))
+    server.reply = usable_reply
+    flags = "--max_tokens 48 --max_model_len 4096"
+    learning = "--gradient_accumulation_steps 8 --learning_rate 1e-3 --max_target_length 60"
+    own = {
+        "MODELS": writer, "OPENAI_MODELS": "", "JUDGE": "judge", "LORA": 4, "N": 4, "ROUNDS": 1, "QUESTIONS": 4,
+        "SAMPLE_FLAGS": flags, "LEARN_FLAGS": learning, "ANSWER_FLAGS": flags, "PLANNER_BASE": writer,
+        "PLANPERS_FLAGS": "--max_tokens_plan 48", "TRAIN_FLAGS": f"{small['TRAIN_FLAGS']} --lora_rank 4",
+    }  # fmt: skip
+    variables = {name: str(value) for name, value in (os.environ | small | own).items()}
+
+    def start(name, folder):
+        environment = variables | {"OUT": str(folder)}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        words = ["bash", f"utils/studies/{name}.sh"]
+        return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, start_new_session=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    return start
+
+
+def size(folder):
+    """Return the bytes of all completions and logs."""
+    kept = [*folder.rglob("completions/**/*.jsonl"), *folder.rglob("training_log.jsonl")]
+    return sum(path.stat().st_size for path in kept)
+
+
+def kill_in(study, stage, folder, is_quick):
+    """Kill -9 a study and what it runs in a stage, once the stage has written something, or at once if it is quick."""
+    lines = []
+    for line in study.stdout:
+        lines.append(line)
+        if re.match(rf"# \S*/round_1/{stage}, after", line):
+            break
+    else:
+        raise AssertionError("".join(lines))
+    before = size(folder)
+    while not is_quick and size(folder) == before and study.poll() is None:
+        time.sleep(0.01)
+    assert study.poll() is None
+    os.killpg(study.pid, signal.SIGKILL)
+    study.wait()
+
+
+def finish(study):
+    printed, _ = study.communicate(timeout=600)
+    assert study.returncode == 0, printed
+    return printed
+
+
+QUICK = {"samples_split", "samples_rewards"}
+STAGES = {
+    "pr2": ("samples", "samples_split", "samples_scores", "policy", "validation", "validation_scores"),
+    "iap": ("samples", "plain", "samples_rewards", "policy"),
+    "planner_rl": ("samples", "samples_scores", "policy"),
+}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("name", "title"), [("pr2", "PR2"), ("iap", "IAP"), ("planner_rl", "PlanPers (planner by RL)")]
+)
+def test_a_round_killed_in_each_stage_is_the_whole_round(round_of, server, tmp_path, name, title):
+    """The same samples and adapters, and no verdict is asked for twice, nor a finished step run again."""
+    finish(round_of(name, tmp_path / "whole"))
+    sent = sorted(json.dumps(request, sort_keys=True) for request in server.requests)
+    assert len(sent) == len({*sent})
+    server.requests.clear()
+    folder = tmp_path / "killed"
+    for stage in STAGES[name]:
+        kill_in(round_of(name, folder), stage, folder, stage in QUICK)
+    printed = finish(round_of(name, folder))
+    again = sorted(json.dumps(request, sort_keys=True) for request in server.requests)
+    in_flight = len(again) - len({*again})  # when the judge was killed
+    assert {*again} == {*sent} and in_flight <= 8 * sum("scores" in stage for stage in STAGES[name])
+    [round_1] = folder.glob(f"chat/train/*/{name}/round_1")
+    whole = tmp_path / "whole" / round_1.relative_to(folder)
+    names = [path.relative_to(round_1) for path in round_1.rglob("*")
+             if path.suffix in (".json", ".safetensors") and "manifest" not in path.name]  # fmt: skip
+    outputs = [path for path in names if "completions" not in path.parts and path.name != "trainer_state.json"]
+    assert len(outputs) > 12
+    different = [path for path in outputs if (whole / path).read_bytes() != (round_1 / path).read_bytes()]
+    assert different == []
+    for store in round_1.glob("completions/*"):
+        kept = [json.loads(line) for path in store.glob("*.jsonl") for line in path.open()]
+        keys = [entry["key"] for entry in kept if "key" in entry]
+        assert len(keys) == len({*keys}), store
+    table = (folder / f"chat/test/{name}_judge.md").read_text()
+    assert [line.split(" | ")[0] for line in table.replace("**", "").splitlines() if line.startswith("| ")][
+        -1
+    ] == f"| {title}"
+    assert f"- {title}: saw narrative, rubric_aspects in training." in table
+    assert (tmp_path / f"whole/chat/test/{name}_judge.md").read_text() == table
+    before = size(folder)
+    printed = finish(round_of(name, folder))
+    assert "closing the engine" not in printed and size(folder) == before
