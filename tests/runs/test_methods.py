@@ -315,7 +315,7 @@ def test_annotations_of_the_evidence_are_hidden_too():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, intent, pathways"),
+        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, intent, memory, p"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),

@@ -84,6 +84,7 @@ class Call:
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
     # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
+    shared: int | None = None  # a number that the same call of other records has too
 
 
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, policy: Policy, **record: Any) -> Call:

@@ -28,6 +28,7 @@ from utils.runs.rendering import ParserError, Prompts, make_call
 
 MOST_CALLS = 10_000  # and searches, per record: an endless loop would pay for thousands in seconds
 TURNS = 20  # of the event loop in which a method whose call has returned makes its next one
+SHARED: Key = ("shared",)  # of calls that do not depend on the record
 UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
 
 
@@ -78,6 +79,7 @@ class Step(NamedTuple):
     record: Piece
     messages: Messages  # empty unless the stage is traced
     stop: tuple[str, ...]
+    shared: int | None = None  # as in `Call`
 
 
 @dataclass(frozen=True)
@@ -270,16 +272,20 @@ class Ask:
         items: Sequence[Any] | History = (),
         values: Mapping[str, str] = MappingProxyType({}),
         model: str | None = None,
+        is_shared: bool = False,
         **more: Any,
     ) -> Piece:
-        """Make a call as `ask` does and return its whole record; `more` goes to `make_call`."""
-        around, role = self._around, model or next(iter(self._around.models))
+        """Make a call as `ask` does and return its whole record; `more` goes to `make_call`.
+
+        `is_shared`: records that make the same call get the same text, which is requested and counted once.
+        """
+        around, role, key = self._around, model or next(iter(self._around.models)), SHARED if is_shared else self.key
         chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
         shown = items if isinstance(items, History) else list(items)
-        same = hash(repr((role, prompt, texts, shown, more.get("own"), more.get("options"))))
+        same = hash(repr((key, role, prompt, texts, shown, more.get("own"), more.get("options"))))
 
         def make() -> Call:
-            call = make_call(around.task, around.prompts, self._record, self.key, chosen, prompt, items, values, **more)
+            call = make_call(around.task, around.prompts, self._record, key, chosen, prompt, items, values, **more)
             return self._numbered(call, same)
 
         record = await self.send(role, make)
@@ -319,7 +325,9 @@ class Ask:
         number = self._same[same]
         self._same[same] += 1
         self.call_hashes.add(hash((same, number)))
-        return replace(call, key=(*self.key, number)) if number else call
+        if call.key == SHARED:
+            call = replace(call, shared=hash((same, number, repr(call.prompt))))
+        return replace(call, key=(*call.key, number)) if number else call
 
     async def send(self, role: str, make: Callable[[], Call]) -> Piece:
         """Make a call once there is room for its prompt, and return its record."""
@@ -331,7 +339,8 @@ class Ask:
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
-        self._steps[number] = Step(role, record, call.messages if self._around.is_traced else [], call.policy.stop)
+        messages = call.messages if self._around.is_traced else []
+        self._steps[number] = Step(role, record, messages, call.policy.stop, call.shared)
         return record
 
     async def _begin_step(self) -> int:

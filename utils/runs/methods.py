@@ -47,8 +47,11 @@ class Question(Mapping):
         self._record, self._task, self._hidden = record, task, task.hidden_fields.difference(shown)
         self._copies: dict[str, Any] = {}
 
-    def best(self, number: int) -> list[str] | History:
-        """Return the texts of the best `number` items, in the order that the benchmark's prompts use."""
+    def best(self, number: int | None) -> list[str] | History:
+        """Return the texts of the best `number` items, in the order that the benchmark's prompts use.
+
+        None: all messages of a history in order of time; [] if the profile is a list.
+        """
         return self._task.best_items(self._record, number)
 
     def __getitem__(self, name: str) -> Any:

@@ -18,7 +18,7 @@ from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.ask import Ask, MethodError, Room, Surroundings
+from utils.runs.ask import Ask, MethodError, Room, Step, Surroundings
 from utils.runs.dry_run import Lacking
 from utils.runs.publishing import publish
 from utils.runs.rendering import Prompts
@@ -140,7 +140,7 @@ class Run:
         made: the stage's outputs except those that are finished.
         left: records that have not ended, by key.
         total: the number of all records, with those that have a piece already.
-        calls: role and record (without texts) of each record's calls, by key.
+        calls: role and record (without texts) of each record's calls, by key; a shared call is only one record's.
         lacking: what the store lacks, by role (--dry_run).
         missing: the reason for each record that a server failed to answer.
         raised: place and error for each record on which a user's method raised.
@@ -163,6 +163,7 @@ class Run:
         self.total = 0
         self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
         self._needs: dict[Key, str] = {}  # the role that a record waits for
+        self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self.lacking_searches = self._num_calls = self._num_unusable = 0
         self._begin_pass()
@@ -339,7 +340,7 @@ class Run:
             for role, call in ask.lacking if self._is_dry else ():
                 if call is None:
                     self.lacking_searches += 1
-                else:
+                elif self._counts(call.shared):
                     self.lacking[role].add(call)
         elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters
             return await self._one(key, record, around, may_repeat=False)
@@ -352,12 +353,21 @@ class Run:
         else:
             piece = output.pieces[its_key] = method.result()
             self._num_unusable += is_failed(piece)
-            self.calls[key] = [(role, call if call is piece else without_texts(call)) for role, call in ask.calls]
+            steps = [step for _, step in ask.steps if isinstance(step, Step) and self._counts(step.shared)]
+            self.calls[key] = [
+                (step.role, step.record if step.record is piece else without_texts(step.record)) for step in steps
+            ]
             self._call_hashes.pop(key)
             if output in self._traces:
                 self._traces[output].add(its_key, ask)
             return True
         return False
+
+    def _counts(self, shared: int | None) -> bool:
+        """Return whether a call is not shared, or no record before this one has had it."""
+        is_counted = shared in self._counted
+        self._counted |= {shared} - {None}
+        return not is_counted
 
     def num_requested(self) -> int:
         """Return the number of completions requested so far from this stage's models, also by earlier stages."""
