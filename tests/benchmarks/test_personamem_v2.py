@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import hub_server
@@ -15,14 +16,17 @@ from test_personamem import ask, choose, server, small_model, take_log, with_oth
 import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table, report, select_responses, train_generator
+from utils import download_datasets, make_controls, make_table, report, select_responses, train_generator
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.cli import UserError
 from utils.files.json_files import read_json
+from utils.files.manifest import publish
+from utils.objectives.lessons import seen_in_training
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 from utils.runs.methods import Question
+from utils.tables.pages import unseen_texts
 
 TABLE, CONTEXTS = "benchmark/text/benchmark.csv", "PersonaMem-v2_32k_contexts.jsonl"
 LINK, LINKED = "chat_history_32k_link", "data/chat_history_32k/"
@@ -174,7 +178,6 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
     [
         ({"user_query": "{'role': 'user', 'content': 3}"}, None, "0: user_query .* has no text of a user"),
         ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
-        ({"incorrect_answers": json.dumps(["a", ROWS[0]["correct_answer"] + " ", "c"])}, None, "0: incorrect_.* has"),
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
@@ -215,6 +218,19 @@ def test_a_history_is_a_list_or_the_first_list_of_a_file(dataset, tmp_path):
     files = {f"{LINKED}p{persona}.json": json.dumps(form) for persona, form in enumerate(forms)}
     path = download(save(tmp_path / "source", files=files), tmp_path / "out")
     assert path.with_name(CONTEXTS).read_bytes() == dataset.with_name(CONTEXTS).read_bytes()
+
+
+def test_an_option_with_the_right_text_is_right(tmp_path):
+    texts = {"correct_answer": "Right", "incorrect_answers": json.dumps(["Wrong", "Right ", "No"])}
+    path = download(save(tmp_path / "source", [{**ROWS[0], **texts}]), tmp_path)
+    [record] = read_json(path)
+    twin = LETTERS[record["options"].index("Right ")]
+    assert record["options"][LETTERS.index(record["target"])] == "Right"
+    (tmp_path / "out.json").write_text(json.dumps({record["id"]: [{"output": twin}]}))
+    addresses = ["--response_addr", tmp_path / "out.json", "--score_addr", tmp_path / "scores.json"]
+    run(evaluate_responses, "--inputs_addr", path, *addresses)
+    made = read_json(tmp_path / "scores.json")
+    assert (made["score"], made["num_identical_to_right"]) == (1, 1)
 
 
 def test_other_tables_are_settings_of_the_download(dataset, tmp_path):
@@ -261,7 +277,7 @@ def test_the_official_way_shows_the_options_after_the_question(dataset, server, 
     run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
     made = read_json(scores)
     assert (made["num_unanswered"], made["score"]) == (1, 13 / 14) and made["score_over_orders"] == 13 / 14
-    with pytest.raises(UserError, match="was made with --asking official; --strategy open scores answers to"):
+    with pytest.raises(UserError, match="was made with --asking official; --strategy open needs --asking open"):
         judging = ["--strategy", "open", "--evaluator_llm", "j", "--openai", "--score_addr", tmp_path / "open.json"]
         run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, *judging)
     capsys.readouterr()
@@ -306,16 +322,33 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
     assert len(server.requests) == 44 and read_json(scores)["per_question_scores"][-1]["score"] == 1
     capsys.readouterr()
     run(make_table, "--system", "Whole history", scores, "--paper", "Qwen3-4B base", "--paper_table", "32k open")
-    assert "0.383" in capsys.readouterr().out
-    for wrong, match in (
-        (
-            ["--strategy", "accuracy"],
-            "was made with --asking open; --strategy accuracy scores answers to none or --ask",
-        ),
-        ([*flags[6:], "--temperature", 0], "a greedy judge always gives the same verdict"),
+    printed = capsys.readouterr().out
+    assert "0.383" in printed and "Verdicts differ" not in printed  # three verdicts are the paper's
+    run(make_controls, "--inputs_addr", dataset, "--output_dir", tmp_path)
+    to_open = "--strategy accuracy needs no --asking or --asking official"
+    for path, wrong, match in (
+        (out, ["--strategy", "accuracy"], f"was made with --asking open; {to_open}"),
+        (tmp_path / "longest.json", flags[6:], "was made with no --asking; --strategy open needs --asking open"),
+        (out, [*flags[6:], "--temperature", 0], "--strategy open: a greedy judge always gives the same verdict"),
     ):
         with pytest.raises(UserError, match=match):
-            run(evaluate_responses, *flags[:4], "--score_addr", tmp_path / "other.json", *wrong)
+            addresses = ["--response_addr", path, "--score_addr", tmp_path / "other.json"]
+            run(evaluate_responses, "--inputs_addr", dataset, *addresses, *wrong)
+
+
+def test_what_only_the_scorer_sees_is_told(dataset, tmp_path):
+    """Not the user, nor what all prompts show; of several metrics, the one that scored."""
+    task, [record, *_] = tasks()["PersonaMem-v2-32k"], read_json(dataset)
+    assert [*unseen_texts(task, record)] == ["target", "preference"]
+    metric, of_scores = task.metrics["open"], {"task": task.name, "strategy": "open"}
+    publish(tmp_path / "scores.json", {}, {"settings": of_scores, "arguments": {}})
+    assert select_responses.describe_scorer(tmp_path / "scores.json", of_scores, metric)["saw"] == [
+        "target",
+        "preference",
+    ]
+    args = Namespace(objective="grpo", score_addr=[tmp_path / "scores.json"], model_addr="none", target_addr=None,
+                     worst_addr=None, response_addr=tmp_path / "out.json")  # fmt: skip
+    assert seen_in_training(args, task, load_prompt("personamem/choice")) == ["preference", "target"]
 
 
 def test_calls_with_histories_can_be_learnt_from_their_scores(dataset, server, small_model, tmp_path, capsys):

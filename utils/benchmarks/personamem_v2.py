@@ -19,6 +19,7 @@ from typing import Any
 from prompts import Messages, Prompt
 from utils.benchmarks import personamem
 from utils.benchmarks.checks import Text, check_field
+from utils.benchmarks.longlamp import TEXT
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
 from utils.benchmarks.published import OnHub, Originals
@@ -26,7 +27,6 @@ from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
-from utils.parsing import Parsed, nothing, writable
 from utils.parsing.final_words import parse_final_letter, parse_yes_no
 from utils.parsing.letters import LETTERS
 from utils.scoring import direct
@@ -86,10 +86,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     question, right = read_query(row["user_query"]), row["correct_answer"]
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} has no text of a user")
-    wrong = read_wrong(row["incorrect_answers"], where)
-    if any(one.split() == right.split() for one in wrong):
-        raise UserError(f"{where}: incorrect_answers has the right answer too, {quote(right[:80])}")
-    texts = sorted([right, *wrong])  # sorted, so the table's order has no effect
+    texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # so the table's order has no effect
     if row["pref_type"] not in TYPES:
         raise UserError(f"{where}: pref_type {quote(row['pref_type'])} is not one of {', '.join(TYPES)}")
     digest = hashlib.sha256(json.dumps([row[PERSONA], question, texts]).encode()).hexdigest()
@@ -141,11 +138,6 @@ def official_values(record: Record) -> dict[str, str]:
     return {"question": record["question"], "options": lettered(record["options"])}
 
 
-def read_prose(text: str, cut: bool = False) -> Parsed:
-    prose = writable(text).strip()
-    return Parsed(prose, "strict", None, cut) if prose else nothing("no text")
-
-
 WAYS = {
     "official": {
         "prompts": dict.fromkeys(("none", "rag"), "personamem/choice_official"),
@@ -156,7 +148,7 @@ WAYS = {
     "open": {
         "prompts": dict.fromkeys(("none", "rag"), "personamem/open"),
         "values": lambda record: {"question": record["question"]},
-        "output": Output(None, read_prose),
+        "output": TEXT,
         "vary": None,
         "count_outputs": lambda outputs: {},
     },

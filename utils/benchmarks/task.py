@@ -45,7 +45,7 @@ class Record(TypedDict, total=False):
 class Output:
     """The form of a model's output: a schema (JSON, or a regular expression) to constrain it, and its parser."""
 
-    schema: dict[str, Any] | str | None  # None for a free text
+    schema: dict[str, Any] | str
     parse: Parser
     write: Callable[[str], str] = str  # returns the training target for an answer
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from utils.benchmarks import FIRST, task_of
+from utils.benchmarks import FIRST, task_of, tasks
 from utils.benchmarks.checks import check_field, check_form, check_id, selection_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
@@ -90,10 +90,12 @@ def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """Return a read file's strategy, and how verdicts were obtained unless the judge gave one verdict each."""
+    """Return a read file's strategy, and how verdicts were obtained unless in the metric's usual way."""
+    name, metric = metric_of(tasks()[scores["task"]], scores)
     if "verdicts" in scores:
-        return f"{scores['strategy']}, {scores['verdicts']}"
-    return scores["strategy"] + (f", {scores['num_verdicts']} verdicts" if "num_verdicts" in scores else "")
+        return f"{name}, {scores['verdicts']}"
+    number = scores.get("num_verdicts", 1)
+    return name if number == metric.num_samples else f"{name}, {number} verdicts"
 
 
 class _Entry(msgspec.Struct):

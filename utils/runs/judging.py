@@ -140,9 +140,11 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
         raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; leave the flag out")
     if args.verdicts and args.openai:
         raise UserError(f"{flag}: APIs do not return these likelihoods; give a local judge")
-    several = args.num_verdicts > 1 or (task.metrics[strategy].num_samples > 1 and "temperature" in args.given)
+    several = flag if args.num_verdicts > 1 else ""
+    if task.metrics[strategy].num_samples > 1 and "temperature" in args.given:
+        several = f"--strategy {strategy}"
     if several and args.temperature == 0:
-        raise UserError(f"{flag}: a greedy judge always gives the same verdict; give a --temperature above 0")
+        raise UserError(f"{several}: a greedy judge always gives the same verdict; give a --temperature above 0")
 
 
 def read_systems(
@@ -181,11 +183,11 @@ def read_systems(
 
 def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
     """Raise UserError if the responses were asked for in a way (--asking) that the metric does not score."""
-    way = noted_settings(path).get("asking", next(iter(metric.ways), None))
-    if metric.ways and way not in metric.ways:
-        ways = " or ".join(f"--asking {name}" if name else "none" for name in metric.ways)
-        asked = f"--asking {way}" if way else "no --asking"
-        raise UserError(f"{path}: was made with {asked}; --strategy {strategy} scores answers to {ways}")
+    settings = noted_settings(path)
+    way = settings.get("asking")
+    if settings and metric.ways and way not in metric.ways:
+        made, *wanted = (f"--asking {name}" if name else "no --asking" for name in (way, *metric.ways))
+        raise UserError(f"{path}: was made with {made}; --strategy {strategy} needs {' or '.join(wanted)}")
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:
