@@ -150,25 +150,18 @@ def options_text(options: Sequence[str]) -> str:
     return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
 
 
-def values(record: Record) -> dict[str, str]:
-    return {"question": record["question"], "options": options_text(record["options"])}
+Show = Callable[[Sequence[str]], str]  # returns the options as a text
 
 
-def vary(
-    record: Record,
-    number: int,
-    seed: int,
-    show: Callable[[Sequence[str]], str] = options_text,
-    read: Parser = parse_letter,
-) -> Variant:
+def values(record: Record, show: Show = options_text) -> dict[str, str]:
+    return {"question": record["question"], "options": show(record["options"])}
+
+
+def vary(record: Record, number: int, seed: int, show: Show = options_text, read: Parser = parse_letter) -> Variant:
     """Return a variant with the options in another order, which depends only on seed, question and output number.
 
     The parser returns the option's letter in the record. The record's field "shown" keeps the order: its first letter
-    is the option that was shown as (a).
-
-    Args:
-        show: returns the prompt's text of options.
-        read: the parser of the letter that the model wrote.
+    is the option that was shown as (a). `read` parses the letter that the model wrote.
     """
     shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
     behind = dict(zip(LETTERS, shown, strict=True))
@@ -178,7 +171,7 @@ def vary(
         return found if found.value is None else replace(found, value=behind[found.value])
 
     options = [record["options"][LETTERS.index(letter)] for letter in shown]
-    return Variant({**values(record), "options": show(options)}, parse, {"shown": "".join(shown)})
+    return Variant(values({**record, "options": options}, show), parse, {"shown": "".join(shown)})
 
 
 def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:

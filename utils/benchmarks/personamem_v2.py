@@ -134,14 +134,10 @@ def lettered(options: Sequence[str]) -> str:
     return "\n".join(f"{letter.upper()}. {option}" for letter, option in zip(LETTERS, options, strict=True))
 
 
-def official_values(record: Record) -> dict[str, str]:
-    return {"question": record["question"], "options": lettered(record["options"])}
-
-
 WAYS = {
     "official": {
         "prompts": dict.fromkeys(("none", "rag"), "personamem/choice_official"),
-        "values": official_values,
+        "values": partial(personamem.values, show=lettered),
         "output": Output(r"Final Answer: [A-D]", parse_final_letter),
         "vary": partial(personamem.vary, show=lettered, read=parse_final_letter),
     },
@@ -158,14 +154,11 @@ WAYS = {
 # Judging open answers: the majority of three verdicts, Yes or No
 
 
-def snippet(record: Record) -> str:
-    """Return the last five messages of the history, as the judge sees them."""
-    return "\n".join(f"{message['role']}: {message['content']}" for message in record["profile"].messages[-5:])
-
-
 def judge_inputs(record: Record) -> list[Any]:
+    """Return what the judge sees: the last five messages, the question, the preference, and the right option."""
+    snippet = "\n".join(f"{message['role']}: {message['content']}" for message in record["profile"].messages[-5:])
     example = record["options"][LETTERS.index(record["target"])]
-    return [snippet(record), record["question"], record["preference"], example]
+    return [snippet, record["question"], record["preference"], example]
 
 
 def judge_messages(prompt: Prompt, record: Record, responses: list[str], _: int) -> Messages:
@@ -182,15 +175,11 @@ def entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
     return {"answered": is_answered(verdict), "score": score, "details": [{"score": score, **origin(verdict)}]}
 
 
-def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {**direct.summarize(entries), "strategy": "open"}
-
-
 OPEN = Metric(
     needs=("options", "target", "preference", "profile", PERSONA),
     judge_inputs=judge_inputs,
     entry=entry,
-    summarize=summarize,
+    summarize=lambda entries: {**direct.summarize(entries), "strategy": "open"},
     score_of=direct.score_of,
     num_samples=3,
     judge=Judge("personamem/open_judge", judge_messages, Output(r"\\boxed\{(Yes|No)\}", parse_yes_no)),
@@ -213,12 +202,10 @@ def make_task(size: str) -> Task:
     own |= {"paper_results": Path(__file__).with_name("personamem_v2_paper.json"), "ways": WAYS}
     own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
     own |= {"group_of": group_of, "convert": partial(convert, size), "published": published}
-    own |= {"fields": base.fields | {"preference": Text}}
-    own |= {"annotations": ANNOTATIONS}
+    own |= {"fields": base.fields | {"preference": Text}, "annotations": ANNOTATIONS}
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
-    return replace(
-        base, **own, metrics={"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}
-    )
+    own |= {"metrics": {"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}}
+    return replace(base, **own)
 
 
 TASKS = list(map(make_task, SIZES))

@@ -1,15 +1,12 @@
 """Read the user's history chunk by chunk into a memory of at most 2,000 tokens, then answer from the memory alone.
 
-Each call shows the memory so far and the next chunk, never the question, and asks for the new memory. So the questions
-about one history share its memory, which is paid for once. A chunk has at most 10,000 characters (--set chunk=10000);
-a history of 32k tokens has about 13. Chunks are counted from the beginning: questions at different places of a history,
-as in PersonaMem's first version, share all chunks before the last. A memory that is cut at its limit is used, and one
-that fails leaves the one before; the notes count both.
+Each call shows the memory so far and the next chunk (of 10,000 characters: --set chunk=10000), never the question, and
+asks for the new memory. So questions on one history share its memory, which is paid for once; those at different places
+share all chunks but the last. A memory cut at its limit is used; one that fails leaves the one before. The notes count
+both. A persona card (a system message) is read once, where it first appears. Posts are read in the file's order, which
+should be that of time (--unranked).
 
-With PersonaMem, each persona card (a system message) is read once, where it first appears; the answer's prompt shows
-it only as far as the memory has it. Other benchmarks' posts are read in the file's order, which should be that of time
-(--unranked). What differs from PersonaMem-v2's paper (arXiv 2512.06688), whose memory has 2k tokens too: the model is
-not trained (by reinforcement learning, in the paper), and prompts and chunks are ours.
+It follows PersonaMem-v2's paper (arXiv 2512.06688), but the model is not trained, and prompts and chunks are ours.
 """
 
 from prompts import History

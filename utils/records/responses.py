@@ -140,7 +140,7 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, expected: str) -> dict[str, list[dict[str, Any]]]:
-    """Return `samples`; UserError, ending with `told`, unless each question has one or more objects of this form."""
+    """Return `samples`; UserError, ending with `expected`, unless each question has some objects of this form."""
     if not isinstance(samples, dict):
         raise UserError(f"{path}: found {kind(samples)}; {expected}")
     some = Annotated[list[form], msgspec.Meta(min_length=1)]

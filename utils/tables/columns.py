@@ -90,10 +90,8 @@ def point_of(system: System, strata: Strata) -> Point:
     if metric.is_share and len(strata) == 1:
         limits = share_interval(values[0], clusters[0])
     else:
-        of = metric.pooled.of if metric.pooled else None
-        limits = interval(
-            values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1
-        )
+        of, most = metric.pooled.of if metric.pooled else None, math.inf if metric.lower_is_better else 1
+        limits = interval(values, clusters if system.cluster else None, of, 0.0, most)
     return Point(mean_score(metric, strata), limits, sum(map(len, strata)))
 
 
@@ -246,9 +244,6 @@ def holm_name(test: str) -> str:
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
     """Tell whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
     own = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
-    is_compared = own and len(own) == len({comparison.baseline for comparison in comparisons})
-    return (
-        bool(is_compared)
-        and not own[0].board.system(system).excluded
-        and all(comparison.is_better for comparison in own)
-    )
+    if not own or len(own) < len({comparison.baseline for comparison in comparisons}):
+        return False
+    return not own[0].board.system(system).excluded and all(comparison.is_better for comparison in own)

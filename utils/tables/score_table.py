@@ -311,9 +311,8 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     is_corrected = comparisons[0].is_corrected
     correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
     if marked:
-        baselines = list(
-            dict.fromkeys(comparison.board.system(comparison.baseline).label for comparison in comparisons)
-        )
+        systems = (comparison.board.system(comparison.baseline) for comparison in comparisons)
+        baselines = list(dict.fromkeys(system.label for system in systems))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
         daggers = any(has_dagger(comparisons, comparison.system, comparison.column) for comparison in comparisons)
         sign = "†: better" if daggers else "No system is better"
@@ -398,16 +397,12 @@ def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
     """Return the comparisons with one baseline by one metric as columns."""
     record = {}
     for comparison in comparisons:
-        figures = {
-            "paired questions": comparison.num_questions,
-            "difference": comparison.difference,
-            **comparison.p_values,
-        }
+        figures = {"paired questions": comparison.num_questions, "difference": comparison.difference}
+        figures |= comparison.p_values
         if PERMUTATION in comparison.p_values:
             figures |= {**dict(_csv_limits(comparison.interval)), "effect size": comparison.effect_size}
-        record |= {
-            f"{comparison.column}: {name} against {comparison.baseline}": figure for name, figure in figures.items()
-        }
+        column, baseline = comparison.column, comparison.baseline
+        record |= {f"{column}: {name} against {baseline}": figure for name, figure in figures.items()}
     against = comparison.board.note(f"Left out against {comparison.baseline}")
     left_out = zip(("here only", "there only", "nowhere"), comparison.pairing[1:], strict=True)
     return record | {f"{against}: scored {where}": count for where, count in left_out}

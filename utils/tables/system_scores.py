@@ -358,9 +358,8 @@ def check_same_judge(files: dict[str, Scores]) -> None:
     for path, settings in judged.items():
         differing = [name for name in differing_names(judged[first], settings) if name in settings]
         if differing:
-            both = [
-                (name, short_diff(repr(settings[name]), repr(judged[first][name]), length=100)) for name in differing
-            ]
+            other = judged[first]
+            both = [(name, short_diff(repr(settings[name]), repr(other[name]), length=100)) for name in differing]
             pairs = "; ".join(f"{name} {value}, not {first_value}" for name, (value, first_value) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"
