@@ -41,7 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     names = [name for name, task in tasks().items() if task.published()]
     add("--dataset", default=FIRST, choices=names, metavar="NAME", help=f"{', '.join(names)} (%(default)s)")
-    add("--setting", help="split by user or by time: user or time for LaMP, user or temporal for LongLaMP (user)")
+    add("--setting",
+        help="split by user or by time: user or time for LaMP, user or temporal for LongLaMP (user); for PersonaMem-v2 "
+        "another table: train or validation (its benchmark)")
     add("--dataset_save_directory", "--output_dir", required=True, metavar="DIR", help="output folder")
     add("--source_dir", metavar="DIR", help="folder with the original files (default: download them)")
     add("--cache_dir", default="./cache", help="folder for downloaded original files (%(default)s)")

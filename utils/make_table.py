@@ -126,7 +126,7 @@ def build_parser() -> cli.FlagParser:
         "other rows follow below (default: none)")
     add("--paper_table", default="2", metavar="TABLE",
         help="the paper's table: for LaMP-QA 2 (test) or 3 (validation); for LaMP user or time; for LongLaMP user or "
-        "temporal; for PersonaMem 32k, 128k or 1M (%(default)s)")
+        "temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open or 128k open (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--by", metavar="NAME",
         help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "

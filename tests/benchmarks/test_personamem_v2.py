@@ -284,6 +284,13 @@ def test_the_official_way_shows_the_options_after_the_question(dataset, server, 
     run(make_table, "--system", "Whole history", scores, "--paper", "Qwen3-4B base", "--paper_table", "32k")
     table = capsys.readouterr().out
     assert "0.305" in table and "Not asked as" not in table
+    server.reply = lambda request: Reply("<final_answer>(a)")
+    ask(server, dataset, tmp_path / "ours.json")
+    ours = ["--response_addr", tmp_path / "ours.json", "--score_addr", tmp_path / "ours_scores.json"]
+    run(evaluate_responses, "--inputs_addr", dataset, *ours)
+    both = ["--system", "Whole history", scores, "--system", "Ours", tmp_path / "ours_scores.json"]
+    run(make_table, *both, "--paper", "Qwen3-4B base", "--paper_table", "32k")
+    assert "Not asked as the paper's code asks (--asking official): Ours." in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no such table of PersonaMem-v2-32k's accuracy; the tables are 32k$"):
         run(make_table, "--system", "Whole history", scores, "--paper", "GPT-4.1", "--paper_table", "32k open")
 
