@@ -44,3 +44,8 @@ def test_the_first_form_decides(text, letter):
 )
 def test_yes_or_no(text, value):
     assert parse_yes_no(text).value == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("There is no", None), ("No. The user", None), (r"\boxed{Yes} A", 1)])
+def test_of_a_cut_verdict_only_the_box_counts(text, value):
+    assert parse_yes_no(text, cut=True).value == value

@@ -5,7 +5,8 @@ Answer: X", "Answer: X", "final answer is X", "the answer is X", and "X." at the
 names A, and "Final Answer: [X]" no letter.
 
 Yes or No: the first \\boxed{Yes} or \\boxed{No}, else the word that the text begins with, else the only one of the two
-in its first sentence. The public code looks for these letters also inside of words; here they are words.
+in its first sentence. The public code looks for these letters also inside of words; here they are words, and of a text
+that was cut off, whose verdict was still to come, only the box counts.
 """
 
 import re
@@ -43,6 +44,8 @@ def parse_yes_no(text: str, cut: bool = False) -> Parsed:
     body = plain(text)
     if boxed := _BOXED.search(body):
         return Parsed(int(boxed[1].lower() == "yes"), "strict", None)
+    if cut:
+        return nothing("the text ends before the verdict")
     beginning = _BEGINNING.match(body)
     words = {beginning[1].lower()} if beginning else {word.lower() for word in _WORD.findall(body.partition(".")[0])}
     if len(words) != 1:
