@@ -277,7 +277,7 @@ def test_the_official_way_shows_the_options_after_the_question(dataset, server, 
     run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
     made = read_json(scores)
     assert (made["num_unanswered"], made["score"]) == (1, 13 / 14) and made["score_over_orders"] == 13 / 14
-    with pytest.raises(UserError, match="was made with --asking official; --strategy open needs --asking open"):
+    with pytest.raises(UserError, match="was made with --asking official; --strategy open is for answers made with "):
         judging = ["--strategy", "open", "--evaluator_llm", "j", "--openai", "--score_addr", tmp_path / "open.json"]
         run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, *judging)
     capsys.readouterr()
@@ -332,10 +332,10 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
     printed = capsys.readouterr().out
     assert "0.383" in printed and "Verdicts differ" not in printed  # three verdicts are the paper's
     run(make_controls, "--inputs_addr", dataset, "--output_dir", tmp_path)
-    to_open = "--strategy accuracy needs no --asking or --asking official"
+    choices = "--strategy accuracy is for answers made without --asking or with --asking official"
     for path, wrong, match in (
-        (out, ["--strategy", "accuracy"], f"was made with --asking open; {to_open}"),
-        (tmp_path / "longest.json", flags[6:], "was made with no --asking; --strategy open needs --asking open"),
+        (out, ["--strategy", "accuracy"], f"was made with --asking open; {choices}"),
+        (tmp_path / "longest.json", flags[6:], "was made without --asking; --strategy open is for answers made with"),
         (out, [*flags[6:], "--temperature", 0], "--strategy open: a greedy judge always gives the same verdict"),
     ):
         with pytest.raises(UserError, match=match):

@@ -186,8 +186,8 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
     settings = noted_settings(path)
     way = settings.get("asking")
     if settings and metric.ways and way not in metric.ways:
-        made, *wanted = (f"--asking {name}" if name else "no --asking" for name in (way, *metric.ways))
-        raise UserError(f"{path}: was made with {made}; --strategy {strategy} needs {' or '.join(wanted)}")
+        made, *usable = (f"with --asking {name}" if name else "without --asking" for name in (way, *metric.ways))
+        raise UserError(f"{path}: was made {made}; --strategy {strategy} is for answers made {' or '.join(usable)}")
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:

@@ -68,8 +68,7 @@ def read_paper(
         if all(entry.get(key, value) == value for key, value in wanted.items())
     }
     if table not in tables:
-        named = any("strategy" in table for table in data["tables"].values())
-        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}" + (f"'s {metric}" if named else "")
+        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}'s {metric}"
         raise UserError(
             f"--paper_table {quote(table)}: the paper has no such table{of}; the tables are {', '.join(tables)}"
         )
