@@ -109,7 +109,7 @@ def read_options(text: str, where: str) -> list[str]:
     options = read_literal(text)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise UserError(f"{where}: all_options {quote(text[:80])} is not a Python list of strings")
-    letters = [found and found[1].lower() for found in map(_PREFIX.match, options)]
+    letters = [match and match[1].lower() for match in map(_PREFIX.match, options)]
     if letters != list(LETTERS):
         raise UserError(f"{where}: all_options has {len(options)} texts; it must have four, starting with (a) to (d)")
     texts = [_PREFIX.sub("", option, count=1) for option in options]
@@ -167,8 +167,8 @@ def vary(record: Record, number: int, seed: int, show: Show = options_text, read
     behind = dict(zip(LETTERS, shown, strict=True))
 
     def parse(text: str, cut: bool = False) -> Parsed:
-        found = read(text, cut)
-        return found if found.value is None else replace(found, value=behind[found.value])
+        letter = read(text, cut)
+        return letter if letter.value is None else replace(letter, value=behind[letter.value])
 
     options = [record["options"][LETTERS.index(letter)] for letter in shown]
     return Variant(values({**record, "options": options}, show), parse, {"shown": "".join(shown)})

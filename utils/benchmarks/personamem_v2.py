@@ -65,15 +65,14 @@ class LinkedHistories(OnHub):
     def originals(self, source: Source, split: str) -> Originals:
         """Find the table, in any folder; UserError unless there is exactly one."""
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == self.folder]
-        found = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
-        if len(found) != 1:
-            problem = (
-                f"{found[0]} and {found[1]} may be from different releases" if found else f"has no file {self.folder}"
-            )
+        tables = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
+        if len(tables) != 1:
+            several = f"{' and '.join(tables[:2])} may be from different releases"
+            problem = several if tables else f"has no file {self.folder}"
             raise UserError(
                 f"{source.name}: {problem}\n  give one copy of {self.name} as published on the hub, {self.at}"
             )
-        return Originals(found, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
+        return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
 
 def convert(size: str, row: dict[str, Any], where: str) -> Record:
@@ -113,12 +112,13 @@ def read_query(text: str) -> Any:
 
 def read_wrong(text: str, where: str) -> list[str]:
     try:
-        found = json.loads(text)
+        wrong = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not (isinstance(found, list) and len(found) == 3 and all(isinstance(one, str) and one.strip() for one in found)):
+        wrong = None
+    is_three = isinstance(wrong, list) and len(wrong) == 3
+    if not is_three or not all(isinstance(option, str) and option.strip() for option in wrong):
         raise UserError(f"{where}: incorrect_answers {quote(text[:80])} is not a JSON list of three texts")
-    return found
+    return wrong
 
 
 def group_of(record: Record) -> dict[str, str | None]:

@@ -70,8 +70,9 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
         num_without_plan: answers by PlanPers without a usable plan.
     """
     firsts = [responses[question["id"]][0] for question in questions]
-    truncated = sum(bool(one.get("truncated") and (one["output"] or "").strip()) for one in firsts)
-    counts = (truncated, sum(bool(selection_of(one)) for one in firsts), sum("no_plan" in one for one in firsts))
+    truncated = sum(bool(first.get("truncated") and (first["output"] or "").strip()) for first in firsts)
+    selected = sum(bool(selection_of(first)) for first in firsts)
+    counts = (truncated, selected, sum("no_plan" in first for first in firsts))
     return {name: count for name, count in zip(CARRIED, counts, strict=True) if count}
 
 
@@ -142,7 +143,7 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
     task = task_of(str(path), [scores])
     name, metric = metric_of(task, scores)
     if metric is None or not (metric.score_of or pairs):
-        singles = [other for other, one in task.metrics.items() if one.score_of is not None]
+        singles = [other for other, candidate in task.metrics.items() if candidate.score_of is not None]
         raise UserError(
             f"{path}: its strategy is {quote(name)}, which does not score a single system\n"
             f"  give files of strategy {' or '.join(singles)}"
@@ -178,7 +179,7 @@ def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
     if metric.score_of:
         _check_score(metric, entry, where)
         return
-    answered, orders = entry["answered"], [one["preferred"] for one in entry["details"]]
+    answered, orders = entry["answered"], [detail["preferred"] for detail in entry["details"]]
     if all(answered) and len(orders) != 2:
         raise UserError(f"{where}: field 'details' must have both orders of a pairwise comparison")
     expected = pair_result(*orders) if all(answered) else result_by_default(answered)
@@ -192,7 +193,7 @@ def _check_score(metric: Metric, entry: Record, where: str) -> None:
         expected = metric.score_of(entry["details"], False)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
-    if not all("score" in one for one in entry["details"]):
+    if not all("score" in detail for detail in entry["details"]):
         raise UserError(f"{where}: field 'details' has an item without 'score'")
     score = entry.get("score")
     if score is None or expected is None:
