@@ -13,7 +13,8 @@ LaMP and LongLaMP need no judge: their metrics compare a response with the refer
 Files in LaMP's own format and PersonaMem's CSV files are read too. To measure how sure the judge is, --verdicts
 probability takes the expected value over 0, 1 and 2; --num_verdicts averages several verdicts at a --temperature.
 The paper compares its judge with --strategy direct, which gives a response one of five levels, and --strategy pairwise,
-which compares two systems in both orders (docs/evaluation.md describes all of these):
+which compares two systems in both orders. --strategy reward has a reward model give each response a number, from the
+question and posts alone (docs/evaluation.md describes all of these):
 
   python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
@@ -24,6 +25,7 @@ from functools import partial
 
 from utils import cli
 from utils.benchmarks import metric_names, task_of
+from utils.files.manifest import refuse_unranked
 from utils.files.output import Key, Piece
 from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.engines import OpenAPI, open_api
@@ -67,6 +69,9 @@ def build_parser() -> cli.FlagParser:
         help="score by the expected verdict, from likelihoods; generates no text (off: the written verdict)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
         help="verdicts per aspect, averaged; more than one needs a --temperature above 0 (%(default)s)")
+    add("--num_contexts", type=cli.non_negative_int, default=10,
+        help="with --strategy reward: posts of a ranked dataset that the model sees, if they fit (%(default)s)")
+    cli.add_unranked_argument(parser)
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
     judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
@@ -81,7 +86,16 @@ def build_parser() -> cli.FlagParser:
         "with --verdicts, which generates no text",
         "leave out --verdicts",
     )
+    parser.without_effect(
+        "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --constrained_decoding",
+        lambda args: args.strategy == "reward",
+        "with --strategy reward, which generates no text",
+    )
+    parser.without_effect(
+        "--num_contexts --unranked", lambda args: args.strategy != "reward", "without --strategy reward", "give it"
+    )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")
+    parser.decides_nothing("--num_contexts", "the settings of a reward model have it")
     parser.decides_nothing("--reading", "the strategy that it selects does")
     parser.decides_nothing("--allow_partial", "which pieces an output has; its manifest has their hash")
     # fmt: on
@@ -96,7 +110,10 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
 
 def prepare(args: cli.Arguments) -> Stage:
     """Return the stage that judges all systems."""
-    records = read_questions(args.inputs_addr, [args.strategy or "score"])
+    number = args.num_contexts if args.strategy == "reward" else None
+    records = read_questions(args.inputs_addr, [args.strategy or "score"], number)
+    if number:
+        refuse_unranked(args.inputs_addr, args.unranked)
     task = task_of(args.inputs_addr, records)
     strategy = choose_strategy(args, task)
     task = task.asking(strategy, args.verdicts, args.num_verdicts)
@@ -111,6 +128,9 @@ def prepare(args: cli.Arguments) -> Stage:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
         if not all(answered := are_answered(request.outputs)):
             return no_answer(answered)
+        if metric.judge.output is None:
+            messages, number = model.dialogue(request)
+            return await ask.reward(messages, num_contexts_used=number)
         if args.verdicts:
             begin, options = model.options
             likelihoods = {"begin": begin, "options": options, "expected_value": expected_value}

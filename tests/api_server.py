@@ -168,6 +168,7 @@ class ChatServer(ThreadingHTTPServer):
         most_at_once: the highest number of concurrent requests.
         list_models: returns status and value for GET /v1/models; `lists_asked` counts these requests.
         system_fingerprint: part of every completion, if not None.
+        classifies: whether it has /classify, whose replies are texts with a JSON list of logits.
     """
 
     daemon_threads = True
@@ -184,6 +185,7 @@ class ChatServer(ThreadingHTTPServer):
         self.list_models: Callable[[], tuple[int, Any]] = lambda: (404, {"detail": "Not Found"})
         self.lists_asked = 0
         self.system_fingerprint: str | None = None
+        self.classifies = False
         self._open = 0
         self._changed = threading.Condition()
 
@@ -237,9 +239,12 @@ class _Handler(BaseHTTPRequestHandler):
         if is_chat and (problem := problem or problem_with(body)):
             return self._send(400, _error(Reply(problem, status=400), ""))
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        classifies = self.server.classifies and self.path == "/classify"
         self.server.begin(self.path, key, body)
         try:
-            reply = self.server.reply(body) if is_chat else Reply(f"no such path: {self.path}", status=404)
+            reply = (
+                self.server.reply(body) if is_chat or classifies else Reply(f"no such path: {self.path}", status=404)
+            )
             time.sleep(self.server.delay)
         finally:
             self.server.end()
@@ -248,6 +253,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, body: dict[str, Any], key: str, reply: Reply) -> None:
         if reply.status != 200:
             return self._send(reply.status, _error(reply, key))
+        if self.path == "/classify":  # as vLLM's server, whose `probs` without an activation are logits
+            logits = json.loads(reply.text)
+            data = [{"index": 0, "label": "LABEL_0", "probs": logits, "num_classes": len(logits)}]
+            return self._send(200, {"object": "list", "data": data, "usage": {"prompt_tokens": 7, "total_tokens": 7}})
         state = self.server.system_fingerprint
         return self._send(200, _completion(body, reply) | ({"system_fingerprint": state} if state else {}))
 

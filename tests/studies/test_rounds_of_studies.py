@@ -124,6 +124,12 @@ def finish(study):
     return printed
 
 
+def content_of(path):
+    """Return a file's content without how much of a prompt was in the engine's cache, which depends on the kill."""
+    content = path.read_bytes()
+    return re.sub(rb'"cached_tokens": \d+', b"", content) if path.suffix == ".json" else content
+
+
 QUICK = {"samples_split", "samples_rewards"}
 STAGES = {
     "pr2": ("samples", "samples_split", "samples_scores", "policy", "validation", "validation_scores"),
@@ -155,8 +161,8 @@ def test_a_round_killed_in_each_stage_is_the_whole_round(round_of, server, tmp_p
              if path.suffix in (".json", ".safetensors") and "manifest" not in path.name]  # fmt: skip
     outputs = [path for path in names if "completions" not in path.parts and path.name != "trainer_state.json"]
     assert len(outputs) > 12
-    different = [path for path in outputs if (whole / path).read_bytes() != (round_1 / path).read_bytes()]
-    assert different == []
+    for path in outputs:
+        assert content_of(whole / path) == content_of(round_1 / path), path
     for store in round_1.glob("completions/*"):
         kept = [json.loads(line) for path in store.glob("*.jsonl") for line in path.open()]
         keys = [entry["key"] for entry in kept if "key" in entry]

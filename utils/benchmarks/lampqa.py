@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from prompts import Messages, Prompt
+from prompts import Messages, Prompt, join_posts
 from utils.benchmarks.checks import Post, Text
 from utils.benchmarks.published import OnHub
 from utils.benchmarks.task import Controls, Judge, Metric, Output, Record, Scale, Task
 from utils.files.json_files import read_json
 from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer, write_answer
-from utils.scoring import aspects, direct, pairwise
+from utils.scoring import aspects, direct, pairwise, rewards
 
 HUB = "alireza7/LaMP-QA"
 
@@ -121,6 +121,18 @@ def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], numb
     return prompt.messages(question=record["question"], details=record["narrative"], **shown)
 
 
+def reward_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
+    """Return a dialogue that the response ends, as a reward model sees it: with the posts, without the rubric."""
+    posts = join_posts([post["text"] for post in record["profile"]])
+    return [
+        *prompt.messages(question=record["question"], profile=posts), {"role": "assistant", "content": responses[0]}
+    ]  # fmt: skip
+
+
+def reward_inputs(record: Record) -> list[Any]:
+    return [record["question"], [post["text"] for post in record["profile"]]]
+
+
 ASPECT_SCALE = Scale(choices.VERDICT_BEGIN, choices.VERDICT_VALUES)
 ASPECT_OUTPUT = Output(choices.VERDICT_SCHEMA, choices.parse_verdict)
 LEVEL = Output(choices.LEVEL_SCHEMA, choices.parse_level)
@@ -140,6 +152,10 @@ METRICS = {
         ("narrative",), judge_inputs, lambda record, verdicts: pairwise.entry(verdicts), pairwise.summarize, None,
         num_verdicts=2, num_systems=2, unit="verdict",
         judge=Judge("lampqa/pairwise_judge", pairwise_messages, PREFERENCE)),
+    "reward": Metric(
+        ("profile",), reward_inputs, lambda record, verdicts: rewards.entry(*verdicts), rewards.summarize,
+        rewards.score_of, is_unbounded=True, worst="nowhere",
+        judge=Judge("lampqa/reward", reward_messages, None)),
 }
 # fmt: on
 

@@ -93,7 +93,8 @@ class Judge:
 
     prompt: str  # its file, as `prompts.load_prompt` takes it
     messages: Callable[[Prompt, Record, list[str], int], Messages]  # from prompt, record, responses, verdict's number
-    output: Output
+    # None: the judge is a reward model, which gives a number for `messages`, a dialogue that the response ends.
+    output: Output | None
     scale: Scale | None = None  # None if verdicts are counted and each is requested once
 
 
@@ -137,6 +138,7 @@ class Metric:
     unit: str = "response"  # noun for what a verdict is about
     pooled: Pooled | None = None  # combines the scores of several questions; None: their mean
     lower_is_better: bool = False  # scores are errors, from 0 up
+    is_unbounded: bool = False  # scores are any numbers, on the scale of the model that gives them
     is_share: bool = False  # a score is 0 or 1, so the mean is a share, with the interval `share_interval`
     worst: str = "0"  # the score of a missing answer, in words
     # Whether an entry's answer could not be read, so that it counts as missing.
@@ -306,7 +308,8 @@ class Task:
     @property
     def hidden_fields(self) -> set[str]:
         """The fields that only the scorer may see."""
-        return (self.fields_for(self.metrics) - {self.user_field, *self.asked_needs}) | {*self.annotations}
+        seen = {self.user_field, "profile", *self.asked_needs}
+        return (self.fields_for(self.metrics) - seen) | {*self.annotations}
 
     @property
     def first_metric(self) -> Metric:

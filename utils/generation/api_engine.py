@@ -31,7 +31,16 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.files.manifest import KEY_IN_QUERY
 from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
-from utils.generation.requests import LIMITS, Completion, RefusedError, Rendered, Sampling, UnavailableError, is_cut
+from utils.generation.requests import (
+    LIMITS,
+    Completion,
+    RefusedError,
+    Rendered,
+    Rewarded,
+    Sampling,
+    UnavailableError,
+    is_cut,
+)
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
@@ -117,6 +126,30 @@ class APIEngine:
                 raise
             self._has_answered(model)
             return completion
+
+    async def reward(self, model: str, prompt: Rendered) -> Rewarded:
+        """Return the only logit of a classifier behind vLLM's server, which has /classify beside /v1.
+
+        UserError if the server has no such address, or the model not exactly one label.
+        """
+        address = f"{str(self._client.base_url).rstrip('/').removesuffix('/v1')}/classify"
+        body = {"model": model, "messages": prompt, "use_activation": False}
+        async with self._alone_at_first((model, False)):
+            try:
+                reply = await self._insist(
+                    lambda: self._explained(self._client.post(address, body=body, cast_to=Response))
+                )
+                content = reply.json()
+                [logit] = content["data"][0]["probs"]
+                tokens = content["usage"]["prompt_tokens"]
+                given = Rewarded(float("nan") if logit is None else float(logit), int(tokens))
+            except AbsentError:
+                raise UserError(f"{model}: the {self.device} has no /classify; serve it by vLLM") from None
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+                problem = "a reply without one number: is it a reward model, with one label?"
+                raise UserError(f"{model}: the {self.device} gave {problem}") from None
+            self._has_answered(model)
+            return given
 
     async def _check_continues(self, model: str, prompt: Rendered) -> None:
         """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""

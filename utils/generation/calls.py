@@ -84,6 +84,7 @@ class Call:
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
     # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
+    is_rewarded: bool = False  # the prompt is a whole dialogue, whose reward is the value; no text is generated
     shared: int | None = None  # a number that the same call of other records has too
 
 
@@ -107,6 +108,8 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
+    if call.is_rewarded:
+        return await _reward(engine, model, call, role)
     policy, hashed = call.policy, model.completions.hashed(call.prompt)
 
     async def make(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Try:
@@ -232,6 +235,16 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
         chosen = {"value": next(option for option, tokens in call.options.items() if tokens == call.options[best])}
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
     return {**chosen, **call.record, "mean_log_probs": scores, "attempts": 1, **spent}
+
+
+async def _reward(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
+    """Return a record with the reward of the call's dialogue; None if it is not a finite number."""
+    given = await model.completions.reward(engine, model.addr, call.prompt, id=call.key[0], role=role)
+    value = {"value": given.reward}
+    if not math.isfinite(given.reward):
+        value = {"value": None, "reason": "the model gives no finite number"}
+    spent = {"prompt_tokens": given.prompt_tokens, "cached_tokens": given.cached_tokens, "completion_tokens": 0}
+    return {**value, **call.record, "attempts": 1, **spent}
 
 
 def total(counts: list[int | None]) -> int | None:

@@ -222,6 +222,12 @@ class LocalChat(_Counting):
         """Return the token ids of the whole prompt, up to the assistant's turn, or with its beginning."""
         return self._encode_all([self._text(messages)])[0]
 
+    def render_dialogue(self, messages: Messages) -> array:
+        """Return the token ids of a whole dialogue, with the end of the assistant's last turn."""
+        with self._blaming_template():
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            return self._encode_all([self._apply(fold(texts, *self._form), asks=False)])[0]
+
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
         """Render groups of prompts; they are tokenized together, on all cores."""
         ids = iter(self._encode_all([self._text(messages) for group in groups for messages in group]))
@@ -375,6 +381,8 @@ class APIChat(_Counting):
 
     def render(self, messages: Messages) -> Messages:
         return messages
+
+    render_dialogue = render
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
         return list(map(list, groups))

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple
 
-from utils.generation.requests import Completion, Engine, RefusedError, Rendered, Sampling, Scored
+from utils.generation.requests import Completion, Engine, RefusedError, Rendered, Rewarded, Sampling, Scored
 from utils.generation.store import ModelStore
 
 DEFAULTS = {field.name: field.default for field in fields(Completion)}  # a line has no field with its default
@@ -116,6 +116,19 @@ class Completions:
             scored = await engine.score(model, prompt, continuations)
             self._keep(key, fields | asdict(scored))
             return scored
+
+    async def reward(self, engine: Engine | None, model: str, prompt: Rendered, **fields: Any) -> Rewarded:
+        """Return, in the same way, the reward of a whole dialogue."""
+        key = _hash("reward", self.store.described, prompt).hexdigest()[:KEY_DIGITS]
+        async with self._turn(key):
+            if (stored := await self._find(key)) is not None:
+                reward = float("nan") if stored["reward"] is None else stored["reward"]
+                return Rewarded(reward, stored["prompt_tokens"], stored["cached_tokens"])
+            if engine is None:
+                raise NotStoredError
+            rewarded = await engine.reward(model, prompt)
+            self._keep(key, fields | asdict(rewarded))
+            return rewarded
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:

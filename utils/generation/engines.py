@@ -147,6 +147,21 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
         return False  # loading it reports the problem
 
 
+def check_classifier(model_addr: str, cache_dir: str | None) -> None:
+    """Raise UserError unless a local model is a classifier with one label, which is what a reward model is."""
+    path = model_file(model_addr, "config.json", cache_dir)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        kinds = [str(kind) for kind in config.get("architectures") or ()]
+        num_labels = config.get("num_labels") or len(config.get("id2label") or "ab")  # transformers' default is two
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return  # loading it reports the problem
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise UserError(f"{model_addr}: is {', '.join(kinds) or 'of an unknown kind'}, not a sequence classifier")
+    if num_labels != 1:
+        raise UserError(f"{model_addr}: has {num_labels} labels; a reward model has one")
+
+
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
     """Return the completions of one model, also identified by `settings`."""
     described = {"model": identity, **({"api": True} if flags.openai else {"dtype": flags.dtype}), **settings}
@@ -195,4 +210,5 @@ def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
     parser = next((name for name in parsers if name not in (None, NO_PARSER)), model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(other.addr for other in served.values()))
     length = max(other.window.length for other in served.values())
-    return dict.fromkeys(served, VLLMEngine(model.flags.replaced(reasoning_parser=parser), addrs, length))
+    flags = model.flags.replaced(reasoning_parser=parser)
+    return dict.fromkeys(served, VLLMEngine(flags, addrs, length, model.gives_rewards))

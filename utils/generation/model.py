@@ -82,6 +82,7 @@ class Model:
     wanted_length: int = PAPER_LENGTH  # of prompt and output together, if nothing limits it
     max_tokens_flag: str = "--max_tokens"  # the name of the flag behind `flags.max_tokens`
     only_scores: bool = False  # it tells how likely given texts are, and writes none
+    gives_rewards: bool = False  # it is a classifier that gives a whole dialogue a number, and writes none
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class Model:
 
     def _reserve(self) -> tuple[int, int]:
         """Return the tokens to reserve for an output, and how many of them were added for thoughts."""
-        if self.only_scores:
+        if self.only_scores or self.gives_rewards:
             return 1, 0  # each call reserves what its options need
         room = self._room_by_flags
         tokens = self.flags.max_tokens + room

@@ -64,6 +64,15 @@ class Scored:
     cached_tokens: int  # those of them that were not computed again
 
 
+@dataclass(frozen=True)
+class Rewarded:
+    """What a reward model gives for a dialogue: a number on its own scale, NaN if the model is damaged."""
+
+    reward: float
+    prompt_tokens: int | None
+    cached_tokens: int | None = None
+
+
 def is_cut(finish_reason: str) -> bool:
     """Return whether a text ended for another reason than being finished."""
     return finish_reason.lower() not in FINISHED
@@ -92,5 +101,7 @@ class Engine(Protocol):
 
     # Only for local models: no API tells how likely a text is that it has not written.
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored: ...
+
+    async def reward(self, model: str, prompt: Rendered) -> Rewarded: ...
 
     async def close(self) -> None: ...

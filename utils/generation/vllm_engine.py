@@ -14,19 +14,19 @@ import tempfile
 import warnings
 from argparse import Namespace
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import psutil
 
 from utils.cli import UserError
 from utils.cli.errors import EngineDiedError
 from utils.cli.progress import announce
-from utils.generation.requests import SAMPLED, Completion, Rendered, Sampling, Scored
+from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
@@ -37,6 +37,8 @@ from utils.models.memory import check_before_fetching, check_gpu_count, check_gp
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
@@ -51,12 +53,13 @@ LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
 class VLLMEngine:
     """Runs one base model, with or without LoRA adapters, request by request."""
 
-    def __init__(self, args: Namespace, models: list[str], max_model_len: int):
+    def __init__(self, args: Namespace, models: list[str], max_model_len: int, gives_rewards: bool = False):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: the models to serve: one base model (hub name or folder) and adapter folders on it.
+            gives_rewards: the model is a classifier, for `reward` alone.
 
         UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
         does not support VLLM_BATCH_INVARIANT=1.
@@ -81,6 +84,7 @@ class VLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
+        settings |= {"runner": "pooling"} if gives_rewards else {}
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -143,6 +147,17 @@ class VLLMEngine:
             ask = partial(self._ask, model, rank=rank)
             return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
 
+    async def reward(self, model: str, prompt: array) -> Rewarded:
+        """Return a classifier's only logit at the end of a whole dialogue."""
+        from vllm.pooling_params import PoolingParams
+
+        self._count += 1
+        params = PoolingParams(task="classify", use_activation=False)
+        request = {"prompt_token_ids": list(prompt)}
+        lora = self._adapters.get(model)
+        result = await self._final(self._engine.encode(request, params, str(self._count), lora_request=lora))
+        return Rewarded(result.outputs.data.item(), len(result.prompt_token_ids), result.num_cached_tokens or 0)
+
     async def _ask(
         self,
         model: str,
@@ -152,8 +167,6 @@ class VLLMEngine:
         reasoning_ended: bool = True,
     ) -> "RequestOutput":
         """Return the result of one request; `rank` selects a copy of the model."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         self._count += 1
         results = self._engine.generate(
             {"prompt_token_ids": list(token_ids)},
@@ -163,6 +176,12 @@ class VLLMEngine:
             data_parallel_rank=rank,
             reasoning_ended=reasoning_ended,
         )
+        return await self._final(results)
+
+    async def _final(self, results: AsyncIterator[T]) -> T:
+        """Return the only result of a request; EngineDiedError if the engine dies."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
         except EngineDeadError:
@@ -358,6 +377,8 @@ def _set_up_fork() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
+    # vLLM 0.32 looks for its kernels in all modules, and fails at one of numba, which a search may have imported.
+    sys.modules.pop("llvmlite.binding.ffi", None)
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
     threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number per nesting level

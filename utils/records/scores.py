@@ -199,8 +199,10 @@ def _check_score(metric: Metric, entry: Record, where: str) -> None:
     if score is None or expected is None:
         is_right = score is expected
     else:
-        most = sys.float_info.max if metric.lower_is_better else 1
-        is_right = type(score) in (int, float) and 0 <= score <= most and math.isclose(score, expected, abs_tol=1e-9)
+        most = sys.float_info.max if metric.lower_is_better or metric.is_unbounded else 1
+        least = -most if metric.is_unbounded else 0
+        is_right = type(score) in (int, float) and least <= score <= most
+        is_right = is_right and math.isclose(score, expected, abs_tol=1e-9)
     if not is_right:
         raise UserError(f"{where}: its score is {quote(score)}, but its {metric.unit}s give {expected}")
     if not entry["answered"] and score and not metric.lower_is_better:

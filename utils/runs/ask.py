@@ -311,6 +311,16 @@ class Ask:
 
         return await self.send(role, make)
 
+    async def reward(self, messages: Messages, **record: Any) -> Piece:
+        """Have the first model give a whole dialogue a reward; return the call's record, with `record`'s fields."""
+        role, model = next(iter(self._around.models.items()))
+
+        def make() -> Call:
+            prompt = model.chat.render_dialogue(messages)
+            return Call(self.key, prompt, writable, model.policy, record, messages, is_rewarded=True)
+
+        return await self.send(role, make)
+
     def model(self, role: str) -> Model:
         """Return the model of this role; ValueError if there is none."""
         models = self._around.models

@@ -17,7 +17,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, Output, refuse_other_source
 from utils.generation.chat import LocalChat, choose_length, render_all
-from utils.generation.engines import choose_model
+from utils.generation.engines import check_classifier, choose_model
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -70,6 +70,16 @@ class JudgeModel(Model):
     def messages(self, request: Request) -> Messages:
         return self.judge.messages(self.prompt, *request)
 
+    def dialogue(self, request: Request) -> tuple[Messages, int]:
+        """Return the dialogue for a reward model, with as many of the best posts as fit, and their number."""
+        posts = request.record["profile"]
+        for number in range(len(posts), -1, -1):
+            record = {**request.record, "profile": posts[:number]}
+            messages = self.messages(request._replace(record=record))
+            if self.chat.length(self.chat.render_dialogue(messages)) < self.window.length:
+                break
+        return messages, number
+
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:
         """The beginning of an output before its number, and each number's continuation, as token ids."""
@@ -82,6 +92,8 @@ class JudgeModel(Model):
 
     def _choose_length(self, max_tokens: int, room: int) -> int:
         needed = self.flags.max_model_len or ANY_LENGTH
+        if self.gives_rewards:
+            return choose_length(self.chat, self.flags.max_model_len, max_tokens, self.wanted_length)
         if not self.flags.openai and self.flags.max_model_len is None:
             prompts = [[self.messages(request)] for request in self.requests()]
             if len(prompts) >= MANY_PROMPTS:
@@ -100,8 +112,10 @@ def verdict_options(scale: Scale, chat: LocalChat) -> tuple[array, dict[str, arr
 def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[Request]] = tuple) -> JudgeModel:
     """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
-    only_scores = args.verdicts is not None
-    return choose_model(flags, JudgeModel, only_scores=only_scores, judge=judge, prompt=prompt, requests=requests)
+    kind = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
+    if judge.output is None and not args.openai:
+        check_classifier(args.evaluator_llm, args.cache_dir)
+    return choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
 
 
 def choose_strategy(args: Arguments, task: Task) -> str:
@@ -232,7 +246,8 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
-    return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])}
+    shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
+    return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown
 
 
 def count_questions(scores: Mapping[str, Any], _: Any) -> dict[str, int]:

@@ -18,7 +18,8 @@ from utils.scoring.reliability import krippendorffs_alpha
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
 
 # Fields about a verdict's origin; those from "probabilities" on are set here.
-ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")
+ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
+          "num_contexts_used")  # fmt: skip
 NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
 
 

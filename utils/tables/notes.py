@@ -226,7 +226,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
         text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options of the right text"
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
-        text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
+        among = "more" if metric.is_unbounded else "of them"
+        text += f"; {scores['num_unanswered']} {among} without an answer, counted {metric.worst}"
     if "num_truncated" in scores:
         text += f"; {scores['num_truncated']} cut off at --max_tokens, scored like complete ones"
     if "num_without_plan" in scores:

@@ -1,0 +1,189 @@
+"""Reward models as judges: on vLLM, by the same numbers as transformers, and behind an API; what is no reward model."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+from tiny_chat import SAMPLE, save_tiny_chat
+
+import evaluate_responses
+from prompts import join_posts, load_prompt
+from utils import make_table, select_responses
+from utils.cli import UserError
+from utils.records.datasets import read_dataset
+
+DATA, POSTS = SAMPLE / "test.json", 3
+RECORDS = read_dataset(DATA)
+
+
+def dialogue(record, response, number=POSTS):
+    posts = join_posts([post["text"] for post in record["profile"][:number]])
+    prompt = load_prompt("lampqa/reward").messages(question=record["question"], profile=posts)
+    return [*prompt, {"role": "assistant", "content": response}]
+
+
+def save_classifier(folder, labels=1, weight=0.3):
+    """Write a tiny classifier with a random head."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    save_tiny_chat(folder / "chat", max_positions=8192)
+    torch.manual_seed(1)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "chat", num_labels=labels, dtype=torch.float32)
+    torch.nn.init.normal_(model.score.weight, std=weight)
+    model.save_pretrained(folder / "reward")
+    AutoTokenizer.from_pretrained(folder / "chat").save_pretrained(folder / "reward")
+    return folder / "reward"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """Four responses per question; the last question has no answer in the first file."""
+    folder = tmp_path_factory.mktemp("samples")
+    content = {record["id"]: [{"output": f"Try {record['id']} {number} times."} for number in range(4)]
+               for record in RECORDS}  # fmt: skip
+    content[RECORDS[-1]["id"]][0] = {"output": None, "reason": "no text"}
+    (folder / "samples.json").write_text(json.dumps(content))
+    flags = ["--response_addr", folder / "samples.json", "--split_dir", folder / "split"]
+    assert select_responses.main(list(map(str, flags))) == 0
+    return folder
+
+
+def flags_of(samples, output, *more):
+    files = [[samples / f"split/sample_{number}.json" for number in range(4)], [output / f"{n}.json" for n in range(4)]]
+    words = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--num_contexts", POSTS]
+    words += ["--response_addr", *files[0], "--score_addr", *files[1], *more]
+    return list(map(str, words)), files
+
+
+@pytest.mark.engine
+def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, samples, tmp_path):
+    """51 of 52 dialogues, killed on the way; responses to one question share its posts in the prefix cache."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = save_classifier(tmp_path)
+    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", "float32")
+    run = warm_engine.start("evaluate_responses.py", flags)
+    store = tmp_path / "completions"
+    while not any(path.stat().st_size > 2000 for path in store.rglob("*.jsonl")):
+        assert run.poll() is None, run.errors
+    run.kill(signal.SIGKILL)
+    run.wait()
+    done = warm_engine.run("evaluate_responses.py", flags)
+    assert done.returncode == 0, done.errors
+    lines = [json.loads(line) for path in store.rglob("*.jsonl") for line in path.open()]
+    rewards = [line for line in lines if "reward" in line]
+    assert len(rewards) == len({line["key"] for line in rewards}) == 51
+    reference, tokenizer = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval(), None
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    given = []
+    for response_addr, score_addr in zip(responses, scores, strict=True):
+        answers = json.loads(response_addr.read_text())
+        for record, entry in zip(RECORDS, json.loads(score_addr.read_text())["per_question_scores"], strict=True):
+            if (answer := answers[record["id"]][0]["output"]) is None:
+                assert (entry["answered"], entry["score"]) == (False, None)
+                continue
+            tokens = tokenizer.apply_chat_template(dialogue(record, answer), return_tensors="pt", return_dict=True)
+            with torch.no_grad():
+                given.append((reference(**tokens).logits.item(), entry["score"]))
+    assert len(given) == 51 and all(abs(one - other) < 1e-4 for one, other in given)
+    assert max(score for _, score in given) - min(score for _, score in given) > 0.01
+    made = json.loads(Path(f"{scores[-1]}.manifest.json").read_text())
+    assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    with serve() as server:
+        server.classifies = True
+        yield server
+
+
+def reward(text):
+    """A number on a scale of its own: the number that a response names, less 7."""
+    return float(text.rpartition(" times.")[0].rpartition(" ")[2]) - 7
+
+
+def api(server, name="rm"):
+    return ["--evaluator_llm", name, "--openai", "--base_url", server.url, "--max_retries", 0]
+
+
+def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, tmp_path, capsys):
+    server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
+    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server))
+    assert evaluate_responses.main(flags) == 0
+    assert len(server.requests) == 51 and all(request["use_activation"] is False for request in server.requests)
+    shown = {json.dumps(request["messages"]) for request in server.requests}
+    answer = json.loads(responses[2].read_text())[RECORDS[0]["id"]][0]["output"]
+    assert json.dumps(dialogue(RECORDS[0], answer)) in shown
+    texts = [
+        text for record in RECORDS for text in [record["narrative"], *(a["reason"] for a in record["rubric_aspects"])]
+    ]
+    assert not any(text in prompt for prompt in shown for text in texts)
+    assert evaluate_responses.main(flags) == 0 and len(server.requests) == 51  # paid once
+    first, *_, last = [json.loads(path.read_text()) for path in scores]
+    assert (first["strategy"], first["score"], last["score"]) == ("reward", -7, -4)
+    assert (first["num_unanswered"], first["num_scored_questions"]) == (1, 12)
+
+    # The best by rewards is no upper bound, because the model saw no rubric.
+    best = tmp_path / "best.json"
+    words = ["--response_addr", samples / "samples.json", "--score_addr", *scores, "--output_addr", best]
+    assert select_responses.main(list(map(str, words))) == 0
+    chosen = json.loads(best.read_text())
+    assert all(answers[0]["output"].endswith(" 3 times.") for answers in chosen.values())
+    server.reply = lambda request: Reply(json.dumps({"match_score": 1}))
+    words = [
+        "--inputs_addr",
+        DATA,
+        "--response_addr",
+        best,
+        "--score_addr",
+        tmp_path / "judged.json",
+        *api(server, "j"),
+    ]
+    assert evaluate_responses.main(list(map(str, words))) == 0
+    capsys.readouterr()
+    assert make_table.main(["--system", "Best of 4", str(tmp_path / "judged.json")]) == 0
+    table = capsys.readouterr().out
+    assert "| Best of 4 (best by reward) |" in table and "saw profile" in table and "bound" not in table
+    # Tables refuse to mix the scales of two models.
+    server.reply = lambda request: Reply("[1.5]")
+    more, (_, others) = flags_of(samples, tmp_path / "other", *api(server, "rm2"))
+    (tmp_path / "other").mkdir()
+    assert evaluate_responses.main(more) == 0
+    with pytest.raises(UserError, match="judged differently from"):
+        make_table.main(["--system", "A", str(scores[1]), "--system", "B", str(others[1])])
+
+
+def test_what_is_no_reward_model_is_named(server, samples, tmp_path):
+    flags, _ = flags_of(samples, tmp_path, *api(server))
+    server.reply = lambda request: Reply("[0.1, 0.9]")
+    with pytest.raises(UserError, match="gave a reply without one number: is it a reward model, with one label"):
+        evaluate_responses.main(flags)
+    server.reply = lambda request: Reply("[NaN]")
+    assert evaluate_responses.main(flags) == 1  # none is usable
+    content = json.loads((tmp_path / "1.json").read_text())
+    assert (content["score"], content["num_unscored"]) == (None, 13)
+    assert content["per_question_scores"][0]["details"][0]["reason"] == "the model gives no finite number"
+    server.classifies = False
+    with pytest.raises(UserError, match="has no /classify; serve it by vLLM"):
+        evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
+    for model, match in (
+        (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
+        (tmp_path / "chat", "chat: is Qwen2ForCausalLM, not a sequence classifier"),
+    ):
+        with pytest.raises(UserError, match=match):
+            evaluate_responses.main(flags_of(samples, tmp_path / "x", "--evaluator_llm", model, "--dry_run")[0])
+
+
+def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
+    server.reply = lambda request: Reply("[0.5]")
+    flags, (_, scores) = flags_of(samples, tmp_path, *api(server), "--max_model_len", 300)
+    assert evaluate_responses.main(flags) == 0
+    details = [entry["details"][0] for path in scores for entry in json.loads(path.read_text())["per_question_scores"]]
+    used = [detail["num_contexts_used"] for detail in details if "num_contexts_used" in detail]
+    assert len(used) == 51 and 0 < sum(used) < 51 * POSTS
