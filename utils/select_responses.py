@@ -164,7 +164,7 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
         "judge": metric.judge and (made["arguments"].get("evaluator_llm") or identity),
         "identity": identity,
         "strategy": strategy_in_words(scores),
-        "saw": list(metric.needs),
+        "saw": [name for name in metric.needs if name in tasks()[scores["task"]].hidden_fields],
     }
 
 

@@ -203,10 +203,10 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
-    hidden = task.fields_for(task.metrics)
+    hidden = task.hidden_fields
     seen = {"distill": task.gold_plan_needs, "grpo": task.first_metric.needs}.get(args.objective, ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
-    fields_seen = {*seen, *before, *(hidden & prompt.placeholders)}
+    fields_seen = {*before, *(hidden & {*seen, *prompt.placeholders})}
     of_round = scored_addr(args) if args.objective == "grpo" else None
     for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
         made = noted_settings(path)  # also of texts that were edited since

@@ -129,7 +129,7 @@ def describe_selection(by: dict[str, Any]) -> str:
     """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
     which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
-    return f"each response is {which}, which saw {', '.join(by['saw'])}{unscored}"
+    return f"each response is {which}, which saw {', '.join(by['saw']) or 'no rubric'}{unscored}"
 
 
 # The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are

@@ -60,5 +60,4 @@ def rubric(task: Task, record: Record) -> list[list[str]]:
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
     """Return by field a question's texts that only the scorer sees, without its aspects and its user."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
-    shown_elsewhere = (*task.gold_plan_needs, task.user_field)
-    return {name: as_text(record.get(name)) for name in needed if name not in shown_elsewhere}
+    return {name: as_text(record.get(name)) for name in needed if name in task.hidden_fields - {*task.gold_plan_needs}}
