@@ -62,7 +62,7 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
     assert (
         user["content"].endswith("\n\noutput: ```json")
         == ("```json```" in system["content"])
-        == (name not in ("planner", "feedback"))
+        == (name not in ("planner", "feedback", "reward"))
     )
 
 
