@@ -242,7 +242,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:
-        text += describe_agreement(scores, "majority" if metric.num_samples > 1 else "means")
+        text += describe_agreement(scores, "majority" if metric.is_share else "means")
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text
