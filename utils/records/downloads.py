@@ -5,21 +5,25 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import is_made_alike, publishing, read_manifest
+from utils.files.manifest import is_made_alike, publish, publishing, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import delete_leftovers, open_whole, real_path, replacing, write_array
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
+from utils.records.datasets import read_questions
 from utils.records.originals import read_originals, table_rows
+from utils.records.responses import question_hash
 
 
 def make_file(
@@ -34,8 +38,8 @@ def make_file(
 ) -> None:
     """Write one dataset file and its manifest, which begins with `run`, and print a summary.
 
-    Histories that questions share are written first, to a file of their own beside the dataset. With `skip_invalid`,
-    questions whose end lies outside their history are left out.
+    Histories that questions share are written first, to a file of their own beside the dataset, and so are responses,
+    to one per column. With `skip_invalid`, questions whose end lies outside their history are left out.
     """
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
@@ -47,7 +51,11 @@ def make_file(
     settings |= {"skip_invalid": True} if skip_invalid else {}
     if source.is_folder:
         settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
-    if is_made_alike(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
+    responses = {
+        stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
+    }
+    are_finished = [is_made_alike(made, own, overwrite) for made, own in {path: settings, **responses}.items()]
+    if all(are_finished) and (beside is None or holds_its_contexts(beside, path)):
         print(f"{path}: already exists, left alone")
         return
     started = time.monotonic()
@@ -55,9 +63,14 @@ def make_file(
     hashes = {name: file_hash(file) for name, file in files.items()}
     manifest = {**run, "settings": settings}
     with telling_how_again(source, files), publishing(path, manifest) as staged:
-        if beside is None:
+        if responses:
+            texts, number = write_without_responses(task, originals, files, staged)
+            figures: dict[str, Any] = {"questions": number}
+            for response_path, own in responses.items():
+                publish(response_path, texts[own["response"]], {**run, "settings": own})
+        elif beside is None:
             announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
-            figures: dict[str, Any] = {"questions": write_questions(task, originals, files, staged)}
+            figures = {"questions": write_questions(task, originals, files, staged)}
         else:
             figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
         expected = published.questions[split]
@@ -129,6 +142,40 @@ def write_questions(task: Task, originals: Originals, files: dict[str, Path], pa
     questions = [files[name] for name in originals.questions]
     outputs = originals.outputs and files[originals.outputs]
     return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4)
+
+
+def write_without_responses(
+    task: Task, originals: Originals, files: dict[str, Path], path: Path
+) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], int]:
+    """Write the records without their columns of responses; return the responses by column, and the number of records.
+
+    UserError if a file is damaged, or a response is missing, empty or no text.
+    """
+    responses: dict[str, dict[str, list[dict[str, Any]]]] = {column: {} for column in originals.responses}
+
+    def checked(row: dict[str, Any], where: str) -> Record:
+        for column in responses:
+            check_field(row, where, column)
+        return row
+
+    def without_responses() -> Iterator[Record]:
+        for record in read_originals(replace(task, convert=checked), [files[name] for name in originals.questions]):
+            for column, by_id in responses.items():
+                by_id[record["id"]] = [{"output": record.pop(column), "question_hash": question_hash(record)}]
+            yield record
+
+    announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
+    number = write_array(path, without_responses(), indent=4)
+    return responses, number
+
+
+def compare_ids(path: Path, other: Path) -> None:
+    """Print how many of a dataset's ids are not in the dataset that has the same questions, or how to find out."""
+    if not other.exists():
+        print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
+        return
+    ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
+    print(f"{path}: {len(ids - others)} of {len(ids)} ids are not in {other}, which has {len(others - ids)} others")
 
 
 def write_with_contexts(
