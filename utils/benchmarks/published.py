@@ -121,10 +121,8 @@ def by_setting(
         folders: the folders by setting.
         questions: the number of questions in each split, by folder, if known.
     """
-    counts = {
-        folder: dict(zip(splits, questions.get(folder, [None] * len(splits)), strict=True))
-        for folder in folders.values()
-    }
+    unknown = [None] * len(splits)
+    counts = {folder: dict(zip(splits, questions.get(folder, unknown), strict=True)) for folder in folders.values()}
     return {
         setting: [kind(at, folder, f"{name}_{setting}", {"task": name, "setting": setting}, counts[folder], said_by)]
         for setting, folder in folders.items()

@@ -63,14 +63,12 @@ def make_file(
     hashes = {name: file_hash(file) for name, file in files.items()}
     manifest = {**run, "settings": settings}
     with telling_how_again(source, files), publishing(path, manifest) as staged:
-        if responses:
-            texts, number = write_without_responses(task, originals, files, staged)
+        if beside is None:
+            announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
+            number, texts = write_questions(task, originals, files, staged)
             figures: dict[str, Any] = {"questions": number}
             for response_path, own in responses.items():
                 publish(response_path, texts[own["response"]], {**run, "settings": own})
-        elif beside is None:
-            announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
-            figures = {"questions": write_questions(task, originals, files, staged)}
         else:
             figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
         expected = published.questions[split]
@@ -137,36 +135,25 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
         raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
 
 
-def write_questions(task: Task, originals: Originals, files: dict[str, Path], path: Path) -> int:
-    """Write the records of these files as one JSON array and return their number; UserError if one is damaged."""
+def write_questions(
+    task: Task, originals: Originals, files: dict[str, Path], path: Path
+) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """Write the records of these files as one JSON array, without their columns of responses.
+
+    Return the number of records, and the responses by column; UserError if a file is damaged, or a response is missing.
+    """
     questions = [files[name] for name in originals.questions]
     outputs = originals.outputs and files[originals.outputs]
-    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4)
-
-
-def write_without_responses(
-    task: Task, originals: Originals, files: dict[str, Path], path: Path
-) -> tuple[dict[str, dict[str, list[dict[str, Any]]]], int]:
-    """Write the records without their columns of responses; return the responses by column, and the number of records.
-
-    UserError if a file is damaged, or a response is missing, empty or no text.
-    """
     responses: dict[str, dict[str, list[dict[str, Any]]]] = {column: {} for column in originals.responses}
 
-    def checked(row: dict[str, Any], where: str) -> Record:
-        for column in responses:
+    def split_off(row: dict[str, Any], where: str) -> Record:
+        for column, by_id in responses.items():
             check_field(row, where, column)
+            by_id[str(row.get("id"))] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
         return row
 
-    def without_responses() -> Iterator[Record]:
-        for record in read_originals(replace(task, convert=checked), [files[name] for name in originals.questions]):
-            for column, by_id in responses.items():
-                by_id[record["id"]] = [{"output": record.pop(column), "question_hash": question_hash(record)}]
-            yield record
-
-    announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
-    number = write_array(path, without_responses(), indent=4)
-    return responses, number
+    task = replace(task, convert=split_off) if responses else task
+    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
 
 
 def compare_ids(path: Path, other: Path) -> None:
