@@ -163,10 +163,7 @@ def read_evaluators(flag: str, arguments: list[list[str]], unscored_as_zero: boo
 
 
 def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Raise UserError unless there is one pairwise file, or two files of another strategy: the evaluator's.
-
-    For --systems there must be at least three of a strategy whose scores are means over questions.
-    """
+    """Raise UserError unless the files are of the evaluator's strategy, and as many as it and the flag need."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if flag == "--systems":
         is_right = len(files) >= LEAST_SYSTEMS and evaluator.metric.pooled is None
@@ -183,10 +180,7 @@ def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) 
 
 
 def add_questions(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Add entries, preferences and scores from a file per system, or a pairwise one; UserError for a repeated question.
-
-    A preference is for the better system, also if scores are errors.
-    """
+    """Add entries, preferences and scores from a file per system, or a pairwise one; UserError for a repeated id."""
     systems = [{entry["id"]: entry for entry in scores["per_question_scores"]} for scores in files.values()]
     for path, scores in files.items():
         ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
@@ -211,7 +205,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
     """Raise UserError if evaluators and humans judged other systems, or in another order, according to manifests."""
     seen = {digest: place for place, digests in enumerate(human.responses if human else ()) for digest in digests}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
-    judged_at: dict[int, tuple[set[str], str]] = {}  # by place, the responses that the first evaluator judged
+    firsts: dict[int, tuple[Evaluator, set[str], str]] = {}  # by place, an evaluator, its responses and score file
     for evaluator in evaluators:
         if human and human.choices.keys().isdisjoint(evaluator.preferences):
             both = f"no question in common with --evaluator {quote(evaluator.name)} ({', '.join(evaluator.files[0])})"
@@ -232,12 +226,10 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
                         f"{path}: its system {place + 1} is system {first_place + 1} in {first_path}\n"
                         "  give the systems in the same order for all evaluators and in the human file"
                     )
-            first_digests, first_path = judged_at.setdefault(place, (digests, judged[0][0]))
-            if digests.isdisjoint(first_digests):
-                raise UserError(
-                    f"{judged[0][0]}: scores other answers than {first_path}\n"
-                    "  give all judges' scores of the same response files"
-                )
+            first, first_digests, first_path = firsts.setdefault(place, (evaluator, digests, judged[0][0]))
+            if digests.isdisjoint(first_digests) and not first.entries.keys().isdisjoint(evaluator.entries):
+                remedy = "give all evaluators' scores of the same response files"
+                raise UserError(f"{judged[0][0]}: scores other answers than {first_path}\n  {remedy}")
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
@@ -305,20 +297,16 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
         texts = [row["name"], row["strategy"], f"{', '.join(row['saw'])} (upper bound)" if row["saw"] else "–"]
         texts += [str(row["num_pairs"]), str(row["num_left_out"]), str(row["num_ties"])]
         texts += [number(row["share"]), interval_text(row["interval"], number)]
-        parts = map(row["groups"].get, groups)
-        texts += [
-            f"{number(part['share'])} {interval_text(part['interval'], number)}" if part else "–" for part in parts
-        ]
+        for part in map(row["groups"].get, groups):
+            texts.append(f"{number(part['share'])} {interval_text(part['interval'], number)}" if part else "–")
         lines.append(list(map(Cell, [*texts, number(row["position_swap_rate"])])))
     is_clustered = any(row["num_clusters"] < row["num_pairs"] for row in rows)
     notes = [
-        "Right: share of the pairs in which the judge scores the chosen response higher or, in pairwise, prefers it in "
-        "both orders; by chance 0.5. Ties count half: equal scores, or a preference that flips with the order (swap "
-        "rate).",
+        "Right: share of the pairs in which the chosen response has the higher score or, in pairwise, is preferred in "
+        "both orders; ties count half: equal scores, or a preference that flips with the order (swap rate).",
         share_intervals_note(task.user_field if is_clustered else ""),
         "Left out: pairs without both scores, or without a preference in both orders.",
-        "Saw: what the judge reads that only a scorer may see. It is an upper bound for a reward model, which must not "
-        "see it.",
+        "Saw: what the judge reads and a reward model must not see; the judge is an upper bound for reward models.",
         f"Published: {BEST_PUBLISHED:.2%} by the best reward model (arXiv 2604.07343, abstract), to compare with the "
         "pairs of Personalized RewardBench only.",
         *[NOT_COMPARED] * (len(rows) > 1),

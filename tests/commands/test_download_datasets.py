@@ -345,15 +345,12 @@ def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
     assert "Lifestyle_and_Personal_Development.json: ids not compared; download the dataset with Life" in printed
     for category in {category for category, _ in QUESTIONS}:
         path = download.data / f"PersonalizedRewardBench_{category}.json"
-        records = json.loads(path.read_text())
+        records = read_dataset(path)
         assert records == json.loads(FILES[PATHS[category, "test"]])  # without the responses
         for name in ("chosen", "rejected"):
-            beside = path.with_name(f"{path.stem}_{name}.json")
-            responses = read_responses(beside)
-            assert match_responses(read_dataset(path), responses, beside, responses) == read_dataset(path)
-            assert {key: samples[0]["output"] for key, samples in responses.items()} == {
-                record["id"]: f"{name} for {record['id']}" for record in records
-            }
+            responses = read_responses(path.with_name(f"{path.stem}_{name}.json"))
+            assert match_responses(records, responses, name, responses) == records
+            assert [samples[0]["output"] for samples in responses.values()] == [row[name] for row in pairs_of(category)]
     rejected = download.data / "PersonalizedRewardBench_Society_and_Culture_rejected.json"
     content = rejected.read_bytes()
     rejected.unlink()
@@ -366,8 +363,8 @@ def test_pairs_from_a_folder_and_a_missing_response(download, pairs, tmp_path):
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(content)
     file = tmp_path / "copy/society/test.json"
-    records = pairs_of("Society_and_Culture")
-    file.write_text(json.dumps([records[0], records[1] | {"rejected": " "}]))
+    first, second, *_ = pairs_of("Society_and_Culture")
+    file.write_text(json.dumps([first, second | {"rejected": " "}]))
     errors = download.refuse("--dataset", "PersonalizedRewardBench", "--source_dir", tmp_path / "copy")
     assert errors.startswith(f"error: {file}: record 1: field 'rejected': Expected `str` that is not empty\n  copy it")
     assert not list(download.data.glob("*Society*"))

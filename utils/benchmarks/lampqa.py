@@ -77,10 +77,9 @@ def published() -> dict[str, list[OnHub]]:
 
 
 def also_published() -> dict[str, dict[str, list[Pairs]]]:
-    """Return Personalized RewardBench (arXiv 2604.07343): our test questions with a chosen and a rejected response.
+    """Return Personalized RewardBench (arXiv 2604.07343): test questions with a chosen and a rejected response.
 
-    The chosen one follows the rubric, the rejected one violates it. By the dataset's card, as a copy from April 2026
-    shows it, a config's test split is parquet in `<config>/test-*`; other forms and places are read as those of `HUB`.
+    By the dataset's card of April 2026, they are parquet in `<config>/test-*`; what `OnHub` reads is read here too.
     """
     counts = {part.folder: part.questions["test"] for part in published()[""]}
     at, said_by = "QiyaoMa/Personalized-RewardBench", "the paper's Table 1 of the test set"

@@ -50,10 +50,7 @@ class OnHub(Published):
 
 
 class Pairs(OnHub):
-    """A config of a dataset on the hub per entry of `questions`, whose rows have a chosen and a rejected response.
-
-    The questions are those of another dataset, in `<entry>_test.json`.
-    """
+    """A config on the hub per entry of `questions`: the rows of a dataset `<entry>_test`, each with two responses."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of a config's test split; UserError if the source has none."""

@@ -19,11 +19,10 @@ def preference_figures(evaluator: Evaluator) -> dict[str, Any]:
     """Return how often a judge prefers the first system, which gives the chosen responses; undefined figures are None.
 
     Returns:
-        num_pairs, num_left_out: pairs with both scores or a result, and those without.
-        num_ties: of `num_pairs`; each counts half in `share`.
-        num_clusters: of `num_pairs`.
-        share, interval: of pairs in which it prefers the chosen response, and its 95% interval.
-        groups: these figures of each of the task's groups that has any pair, but for `num_left_out`.
+        num_left_out: pairs without both scores or a result.
+        num_pairs, num_ties, num_clusters: the other pairs, the ties among them, and their clusters.
+        share, interval: of these pairs with the chosen response preferred, ties counted half, and its 95% interval.
+        groups: these five figures of each of the task's groups that has any pair.
     """
 
     def figures_of(question_ids: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
+from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -241,8 +242,8 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     # Points lie a little left and right of the evaluator's position, so that none hides another.
     agreement = [(i - 0.04, evaluator.accuracy) for i, evaluator in enumerate(evaluators)]
     score = [(i + 0.04, evaluator.mean_score) for i, evaluator in enumerate(evaluators)]
-    limits = {i - 0.04: evaluator.accuracy_interval for i, evaluator in enumerate(evaluators)}
-    intervals = {place: interval for place, interval in limits.items() if interval is not None}
+    limits = [(i - 0.04, evaluator.accuracy_interval) for i, evaluator in enumerate(evaluators)]
+    intervals = {place: interval for place, interval in limits if interval is not None}
     strategies = [evaluator.strategy for evaluator in evaluators]
     style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
     lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
@@ -339,8 +340,8 @@ def rankings_figure(systems: list[str], pairs: list[RankingPair]) -> "Figure":
             panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_TEXT)
         panel.margins(0.12)
         tidy(panel, "both", **TICKS)
-        interval = " [{:.2f}, {:.2f}]".format(*pair.spearman_interval) if pair.spearman_interval else ""
-        panel.set_title(f"Spearman {pair.spearman or 0:.2f}{interval}" if interval else "no order", fontsize=SMALL_TEXT)
+        interval = interval_text(pair.spearman_interval, lambda limit: signed(limit, 2))
+        panel.set_title(f"Spearman {signed(pair.spearman, 2)} {interval}", fontsize=SMALL_TEXT)
         panel.set_xlabel(wrapped(f"mean score by {pair.judges[0]}", 40), fontsize=TEXT)
         panel.set_ylabel(wrapped(f"mean score by {pair.judges[1]}", 30), fontsize=TEXT)
     key = "; ".join(f"{number}: {name}" for number, name in enumerate(systems, 1))
