@@ -1,4 +1,4 @@
-"""Draw the paper's figures 2, 3, 4, 5 and 16, scores by group, best of N, or a training run, as a PNG and a PDF.
+"""Draw the paper's figures, scores by group or two judges, best of N, or a training run, each as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -9,12 +9,14 @@
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores_{0..7}.json \\
       --system "Reward model" rewards_{0..7}.json --output_addr best_of_n
+  python utils/make_figures.py --figure judges --agreement_addr judges.json --output_addr judges
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score in
 percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
-questions per community. groups: every system's score in each group of questions. best_of_n: the expected score of the
-sample that a reward model likes best of N. training: losses, rewards and evaluations by step.
+questions per community. groups: every system's score in each group of questions. judges: every system's mean score by
+two judges. best_of_n: the expected score of the sample that a reward model likes best of N. training: losses, rewards
+and evaluations by step.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 SCRIPT = "utils/make_figures.py"
 SOURCES = {  # the input flags of each figure
     "2": ("--system",), "3": ("--system",), "4": ("--agreement_addr",), "5": ("--inputs_addr",), "16": ("--system",),
-    "groups": ("--system",), "training": ("--training_dir",),
+    "groups": ("--system",), "judges": ("--agreement_addr",), "training": ("--training_dir",),
     "best_of_n": ("--response_addr", "--score_addr", "--system"),
 }  # fmt: skip
 LARGEST_K = 9_999
@@ -79,7 +81,7 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--figure", required=True, choices=list(SOURCES),
-        help="number of the paper's figure, groups, training, or best_of_n: the score of the best of N samples by N")
+        help="number of the paper's figure, groups, judges, training, or best_of_n")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
         "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
@@ -89,7 +91,8 @@ def build_parser() -> cli.FlagParser:
     add("--by", metavar="NAME",
         help="figure groups: group PersonaMem's questions by topic or distance, PersonaMem-v2's also by who or "
         "updated (default: the benchmark's groups)")
-    add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
+    add("--agreement_addr", metavar="FILE",
+        help="figures 4 and judges: output of utils/compare_evaluators.py, for judges with --systems")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
     add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
@@ -145,6 +148,12 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return curves_of(args)
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
+    if args.figure == "judges":
+        content = read_compared(args.agreement_addr, RankingFile)
+        systems, pairs = content["systems"], content["pairs"]
+        if not pairs or {len(own) for pair in pairs for own in pair.means} != {len(systems)}:
+            raise UserError(f"{args.agreement_addr}: a pair of judges, or a mean, is missing; make the file again")
+        return paper_figures.rankings_figure(systems, pairs), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])
     systems, notes = read_scored(args)
     are_errors = systems[0].metric.lower_is_better
@@ -214,23 +223,36 @@ class AgreementFile(TypedDict):
     evaluators: list[Evaluator]
 
 
-def read_evaluators(path: str) -> list[Evaluator]:
-    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
+class RankingFile(TypedDict):
+    """The part of its output file with --systems that figure judges needs."""
+
+    systems: list[str]
+    pairs: list[paper_figures.RankingPair]
+
+
+def read_compared(path: str, form: type) -> Any:
+    """Return a part of the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
     import msgspec  # here, so that --help needs no package
 
     try:
-        evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
+        return msgspec.convert(read_json(path), form)
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
-    for number, one in enumerate(evaluators):
-        shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
+        systems = ", with --systems" if form is RankingFile else ""
+        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote{systems}") from None
+
+
+def read_evaluators(path: str) -> list[Evaluator]:
+    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
+    evaluators = read_compared(path, AgreementFile)["evaluators"]
+    for number, evaluator in enumerate(evaluators):
+        shares = [evaluator.accuracy, evaluator.mean_score, *(evaluator.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):
             raise UserError(
                 f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
             )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: has {len(evaluators)} evaluators; figure 4 takes 2 to {MOST_EVALUATORS}")
-    return [replace(one, name=one_line(one.name)) for one in evaluators]
+    return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 
 # A training run
@@ -258,18 +280,18 @@ def training_figure(folder: str) -> "Figure":
 
 def read_log(path: Path) -> dict[str, dict[int, float]]:
     """Read the values of each field of `CURVES` by step; UserError for a damaged line other than the last."""
-    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    logged: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            for name in found.keys() & entry.keys():
+            for name in logged.keys() & entry.keys():
                 if abs(float(entry[name])) < LARGEST:  # also not NaN
-                    found[name][int(entry["step"])] = entry[name]
+                    logged[name][int(entry["step"])] = entry[name]
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             if number < len(lines):  # a run may be writing the last one
                 raise UserError(f"{path}: line {number} is damaged; delete that line") from None
-    return {name: dict(sorted(values.items())) for name, values in found.items() if values}
+    return {name: dict(sorted(values.items())) for name, values in logged.items() if values}
 
 
 if __name__ == "__main__":
