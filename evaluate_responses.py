@@ -129,8 +129,7 @@ def prepare(args: cli.Arguments) -> Stage:
         if not all(answered := are_answered(request.outputs)):
             return no_answer(answered)
         if metric.judge.output is None:
-            messages, number = model.dialogue(request)
-            return await ask.reward(messages, num_contexts_used=number)
+            return await ask.rewarded(metric.judge, model.prompt, request.record, request.outputs[0], "judge")
         if args.verdicts:
             begin, options = model.options
             likelihoods = {"begin": begin, "options": options, "expected_value": expected_value}

@@ -1,7 +1,7 @@
 """A Hugging Face hub on loopback for datasets and models, with faults.
 
-`with serve({path: content}) as hub` serves files, as the datasets `NAME`, `LONG` and `MEMORY` and as the model `MODEL`,
-to a client that has `hub.url` for HF_ENDPOINT.
+`with serve({path: content}) as hub` serves files, as the datasets `NAME`, `LONG`, `MEMORY` and `PAIRS` and as the model
+`MODEL`, to a client that has `hub.url` for HF_ENDPOINT.
 Files of `lfs_from` bytes or more are redirected to another host name, like large files on the hub.
 """
 
@@ -24,8 +24,9 @@ NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"
 LONG = "LongLaMP/LongLaMP"
 MEMORY = "bowen-upenn/PersonaMem(?:-v2)?"
-API = rf"/api/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|models/{MODEL})"
-FILES = rf"/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|{MODEL})"
+PAIRS = "QiyaoMa/Personalized-RewardBench"
+API = rf"/api/(?:datasets/(?:{NAME}|{LONG}|{MEMORY}|{PAIRS})|models/{MODEL})"
+FILES = rf"/(?:datasets/(?:{NAME}|{LONG}|{MEMORY}|{PAIRS})|{MODEL})"
 # Questions of LaMP-QA by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in paper_files().items()}
 

@@ -5,25 +5,30 @@
   python utils/download_datasets.py --dataset LongLaMP-review --output_dir data           user, temporal
   python utils/download_datasets.py --dataset PersonaMem-32k --output_dir data            32k, 128k, 1M
   python utils/download_datasets.py --dataset PersonaMem-v2-32k --output_dir data         32k, 128k
+  python utils/download_datasets.py --dataset PersonalizedRewardBench --output_dir data   pairs of responses
 
 LaMP-QA's files, one for each of three categories and three splits, are JSON arrays named <category>_<split>.json. LaMP
 and LongLaMP have <dataset>_<setting>_<split>.json. PersonaMem has PersonaMem_<size>.json, with the histories that its
-questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. Finished files are
-left alone, so the same command again fetches the missing ones. Each file's <file>.manifest.json holds its origin (for a
-dataset on the hub, the commit), the number of questions, and hashes. Without internet, --source_dir takes the original
-files from a folder, or HF_HUB_OFFLINE=1 takes the files that an earlier run has fetched to --cache_dir.
+questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. Personalized
+RewardBench has LaMP-QA's test questions in PersonalizedRewardBench_<category>.json, with the responses to them in
+..._chosen.json and ..._rejected.json. Finished files are left alone, so the same command again fetches the missing
+ones. Each file's <file>.manifest.json holds its origin (for a dataset on the hub, the commit), the number of questions,
+and hashes. Without internet, --source_dir takes the original files from a folder, or HF_HUB_OFFLINE=1 takes the files
+that an earlier run has fetched to --cache_dir.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Published, SharedContexts
+from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published, SharedContexts
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, read_manifest
@@ -32,14 +37,14 @@ from utils.files.writing import Lock, check_could_write
 from utils.models import hub_datasets
 from utils.models.hub import check_cache_dir
 from utils.models.hub_datasets import Source, UnreachableError, find_folder
-from utils.records.downloads import make_file
+from utils.records.downloads import compare_ids, make_file
 
 
 def build_parser() -> argparse.ArgumentParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    names = [name for name, task in tasks().items() if task.published()]
+    names = [name for name, (_, parts) in datasets().items() if parts]
     add("--dataset", default=FIRST, choices=names, metavar="NAME", help=f"{', '.join(names)} (%(default)s)")
     add("--setting",
         help="split by user or by time: user or time for LaMP, user or temporal for LongLaMP (user); for PersonaMem-v2 "
@@ -68,14 +73,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@cache
+def datasets() -> dict[str, tuple[Task, Mapping[str, Sequence[Published]]]]:
+    """Return each dataset's task and published parts, by name: those of every task, then further ones."""
+    further = {name: (task, parts) for task in tasks().values() for name, parts in task.also_published().items()}
+    return {name: (task, task.published()) for name, task in tasks().items()} | further
+
+
 def first_part(args: argparse.Namespace) -> Published:
-    return next(iter(tasks()[args.dataset].published().values()))[0]
+    return next(iter(datasets()[args.dataset][1].values()))[0]
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     check_cache_dir(args.cache_dir)
-    task, folder = tasks()[args.dataset], Path(args.dataset_save_directory)
+    task, folder = datasets()[args.dataset][0], Path(args.dataset_save_directory)
     parts = parts_of(args.dataset, args.setting)
     outputs = {folder / f"{part.name}_{split}.json": (part, split) for part in parts for split in part.questions}
     if not args.overwrite:
@@ -101,12 +113,14 @@ def main(argv: list[str] | None = None) -> int:
             make_file(task, part, split, source, path, args.overwrite, run, args.skip_invalid)
         finally:
             lock.release()
+        if isinstance(part, Pairs):
+            compare_ids(path, folder / f"{split}_test.json")
     return 0
 
 
 def parts_of(dataset: str, setting: str | None) -> list[Published]:
     """Return a dataset's published parts in this setting, the first one if None; UserError for an unknown setting."""
-    published = tasks()[dataset].published()
+    published = datasets()[dataset][1]
     if setting is None:
         setting = next(iter(published))
     if setting not in published:

@@ -1,4 +1,4 @@
-"""Draw the paper's figures 2, 3, 4, 5 and 16, scores by group, or a training run, each as a PNG and a PDF.
+"""Draw the paper's figures, scores by group or two judges, best of N, or a training run, each as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -7,12 +7,16 @@
   python utils/make_figures.py --figure 5 --inputs_addr data/*.json --output_addr figure5
   python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\
       --system RAG rag_scores.json --output_addr distance
+  python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores_{0..7}.json \\
+      --system "Reward model" rewards_{0..7}.json --output_addr best_of_n
+  python utils/make_figures.py --figure judges --agreement_addr judges.json --output_addr judges
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score in
 percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
-questions per community. groups: every system's score in each group of questions. training: losses, rewards and
-evaluations by step.
+questions per community. groups: every system's score in each group of questions. judges: every system's mean score by
+two judges. best_of_n: the expected score of the sample that a reward model likes best of N. training: losses, rewards
+and evaluations by step.
 """
 
 import argparse
@@ -20,32 +24,37 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
 from utils.parsing.plans import one_line
+from utils.records.responses import read_responses
 from utils.tables import paper_figures
+from utils.tables.best_of_n import best_of_n_figure, make_curve
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
+from utils.tables.sample_scores import read_sample_scores, split
 from utils.tables.system_scores import System, add_groups_argument, add_unscored_argument, joined_by, read_boards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/make_figures.py"
-SOURCES = {  # the input flag of each figure
-    "2": "--system", "3": "--system", "4": "--agreement_addr", "5": "--inputs_addr", "16": "--system",
-    "groups": "--system", "training": "--training_dir",
+SOURCES = {  # the input flags of each figure
+    "2": ("--system",), "3": ("--system",), "4": ("--agreement_addr",), "5": ("--inputs_addr",), "16": ("--system",),
+    "groups": ("--system",), "judges": ("--agreement_addr",), "training": ("--training_dir",),
+    "best_of_n": ("--response_addr", "--score_addr", "--system"),
 }  # fmt: skip
 LARGEST_K = 9_999
 NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
@@ -71,14 +80,19 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--figure", required=True, choices=list(SOURCES), help="number of the paper's figure, groups, or training")
+    add("--figure", required=True, choices=list(SOURCES),
+        help="number of the paper's figure, groups, judges, training, or best_of_n")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
-        "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order")
+        "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
+        "best_of_n: a name, then the scores to choose by, one file per sample; once per curve")
+    add("--response_addr", metavar="FILE", help="figure best_of_n: responses with several samples per question")
+    add("--score_addr", nargs="+", metavar="FILE", help="figure best_of_n: the judge's scores, one file per sample")
     add("--by", metavar="NAME",
         help="figure groups: group PersonaMem's questions by topic or distance, PersonaMem-v2's also by who or "
         "updated (default: the benchmark's groups)")
-    add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
+    add("--agreement_addr", metavar="FILE",
+        help="figures 4 and judges: output of utils/compare_evaluators.py, for judges with --systems")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
     add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
@@ -88,23 +102,27 @@ def build_parser() -> cli.FlagParser:
     add_groups_argument(parser)
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
-    for flag in dict.fromkeys(SOURCES.values()):
-        of_scores = " --allow_partial --unscored_as_zero --groups" if flag == "--system" else ""
-        figures = ", ".join(figure for figure, source in SOURCES.items() if source == flag)
-        is_other = lambda args, flag=flag: SOURCES[args.figure] != flag  # noqa: E731
-        parser.without_effect(flag + of_scores, is_other, f"except in figure {figures}")
+    for flags in ("--system", "--agreement_addr", "--inputs_addr", "--training_dir", "--response_addr --score_addr"):
+        figures = [figure for figure, needed in SOURCES.items() if {*flags.split()} <= {*needed}]
+        is_other = lambda args, figures=figures: args.figure not in figures  # noqa: E731
+        parser.without_effect(flags, is_other, f"except in figure {', '.join(figures)}")
+    parser.without_effect(
+        "--allow_partial --unscored_as_zero --groups",
+        lambda args: SOURCES[args.figure] != ("--system",),
+        "except in figure 2, 3, 16, groups",
+    )
     parser.without_effect("--by", lambda args: args.figure != "groups", "except in figure groups")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    source = SOURCES[args.figure]
-    if getattr(args, source.removeprefix("--")) is None:
-        raise UserError(f"--figure {args.figure}: needs {source}")
+    if missing := [flag for flag in SOURCES[args.figure] if getattr(args, flag.removeprefix("--")) is None]:
+        raise UserError(f"--figure {args.figure}: needs {', '.join(missing)}")
     files = output_files(args.output_addr)
     inputs = [path for _, *paths in args.system or [] for path in paths] + (args.inputs_addr or [])
-    cli.check_outputs(list(map(str, files)), [*inputs, *filter(None, [args.agreement_addr])])
+    inputs += [*(args.score_addr or []), *filter(None, [args.agreement_addr, args.response_addr])]
+    cli.check_outputs(list(map(str, files)), inputs)
     figure, notes = make_figure(args)
     prepare_derived(files, SCRIPT, args.overwrite)
     publish_derived({path: render_figure(figure, kind) for path, kind in files.items()}, SCRIPT, args)
@@ -126,8 +144,16 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return training_figure(args.training_dir), []
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
+    if args.figure == "best_of_n":
+        return curves_of(args)
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
+    if args.figure == "judges":
+        content = read_compared(args.agreement_addr, RankingFile)
+        systems, pairs = content["systems"], content["pairs"]
+        if not pairs or {len(own) for pair in pairs for own in pair.means} != {len(systems)}:
+            raise UserError(f"{args.agreement_addr}: a pair of judges, or a mean, is missing; make the file again")
+        return paper_figures.rankings_figure(systems, pairs), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])
     systems, notes = read_scored(args)
     are_errors = systems[0].metric.lower_is_better
@@ -139,6 +165,21 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     bars = f"95% {interval_words(systems[0])}"
     bars += "".join(f"\nk = {system.name}: {system.excluded}" for system in systems if system.excluded)
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
+
+
+def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
+    """Draw the curves of best of N; the notes have their values."""
+    samples = split(read_responses(args.response_addr))
+    judged = list(read_sample_scores(args.score_addr, samples, args.response_addr).values())
+    metric = tasks()[judged[0]["task"]].metrics[judged[0]["strategy"]]
+    curves, notes = {}, []
+    for name, *paths in args.system:
+        scores = read_sample_scores(paths, samples, args.response_addr)
+        curves[one_line(name)] = curve = make_curve(judged, list(scores.values()))
+        values = ", ".join(f"{number}: {mean:.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
+        fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
+        notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
+    return best_of_n_figure(curves, paper_figures.score_label(metric.lower_is_better)), notes
 
 
 # Reading
@@ -182,23 +223,36 @@ class AgreementFile(TypedDict):
     evaluators: list[Evaluator]
 
 
-def read_evaluators(path: str) -> list[Evaluator]:
-    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
+class RankingFile(TypedDict):
+    """The part of its output file with --systems that figure judges needs."""
+
+    systems: list[str]
+    pairs: list[paper_figures.RankingPair]
+
+
+def read_compared(path: str, form: type) -> Any:
+    """Return a part of the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
     import msgspec  # here, so that --help needs no package
 
     try:
-        evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
+        return msgspec.convert(read_json(path), form)
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
-    for number, one in enumerate(evaluators):
-        shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
+        systems = ", with --systems" if form is RankingFile else ""
+        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote{systems}") from None
+
+
+def read_evaluators(path: str) -> list[Evaluator]:
+    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
+    evaluators = read_compared(path, AgreementFile)["evaluators"]
+    for number, evaluator in enumerate(evaluators):
+        shares = [evaluator.accuracy, evaluator.mean_score, *(evaluator.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):
             raise UserError(
                 f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
             )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: has {len(evaluators)} evaluators; figure 4 takes 2 to {MOST_EVALUATORS}")
-    return [replace(one, name=one_line(one.name)) for one in evaluators]
+    return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 
 # A training run
@@ -226,18 +280,18 @@ def training_figure(folder: str) -> "Figure":
 
 def read_log(path: Path) -> dict[str, dict[int, float]]:
     """Read the values of each field of `CURVES` by step; UserError for a damaged line other than the last."""
-    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    logged: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            for name in found.keys() & entry.keys():
+            for name in logged.keys() & entry.keys():
                 if abs(float(entry[name])) < LARGEST:  # also not NaN
-                    found[name][int(entry["step"])] = entry[name]
+                    logged[name][int(entry["step"])] = entry[name]
         except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             if number < len(lines):  # a run may be writing the last one
                 raise UserError(f"{path}: line {number} is damaged; delete that line") from None
-    return {name: dict(sorted(values.items())) for name, values in found.items() if values}
+    return {name: dict(sorted(values.items())) for name, values in logged.items() if values}
 
 
 if __name__ == "__main__":

@@ -157,17 +157,14 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
-    """Return the judge and its identity (None if the metric needs none), the strategy, and the scorer's fields.
-
-    These are without the user and what every prompt shows.
-    """
-    made, task = manifest_of(score_addr), tasks()[scores["task"]]
+    """Return the judge and its identity (None if the metric needs none), the strategy, and the scorer's fields."""
+    made = manifest_of(score_addr)
     identity = metric.judge and made["settings"].get("judge")
     return {
         "judge": metric.judge and (made["arguments"].get("evaluator_llm") or identity),
         "identity": identity,
         "strategy": strategy_in_words(scores),
-        "saw": [name for name in metric.needs if name not in (task.user_field, *task.asked_needs)],
+        "saw": [name for name in metric.needs if name in tasks()[scores["task"]].hidden_fields],
     }
 
 

@@ -381,7 +381,8 @@ WITHOUT_EFFECT = [
     ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
     ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
-    ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/compare_evaluators.py", "--evaluator e", "--overwrite", NO_OUTPUT),
+    ("utils/compare_evaluators.py", "--preferred p", "--human_addr h", "without --evaluator\n  leave {} out"),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
      "with --collect, because the study already exists\n  leave {} out"),
@@ -395,8 +396,10 @@ WITHOUT_EFFECT = [
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
     *(("utils/make_figures.py", f"--figure {other}", flags, f"except in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
-          ("4", "--system x --allow_partial --unscored_as_zero --groups a=b", "2, 3, 16, groups"),
-          ("3", "--agreement_addr a", "4"),
+          ("4", "--system x", "2, 3, 16, groups, best_of_n"),
+          ("4", "--allow_partial --unscored_as_zero --groups a=b", "2, 3, 16, groups"),
+          ("3", "--response_addr a --score_addr a", "best_of_n"),
+          ("3", "--agreement_addr a", "4, judges"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
 ]  # fmt: skip
 

@@ -17,6 +17,8 @@ from hub_server import FINE, NAME, QUESTIONS, Fault, make_card, make_dataset, se
 from zygote import ROOT, Zygote
 
 from utils.files.manifest import read_manifest
+from utils.records.datasets import read_dataset
+from utils.records.responses import match_responses, read_responses
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"
 TOKEN = "hf_distinctiveTOKEN0123456789abcd"
@@ -83,11 +85,11 @@ class Download:
         assert not list(self.data.glob("*.tmp"))
         return errors
 
-    def run_process(self, code=0, **environment):
+    def run_process(self, *flags, code=0, **environment):
         """Run it as a new process with this environment; return stdout and stderr."""
         command = [sys.executable, "utils/download_datasets.py", "--dataset_save_directory", self.data]
         environment = {**os.environ, **self._environment, **environment}
-        command += ["--cache_dir", self.cache]
+        command += ["--cache_dir", self.cache, *flags]
         done = subprocess.run(command, cwd=ROOT, text=True, env=environment, capture_output=True, timeout=600)
         assert done.returncode == code, done.stderr
         return done.stdout, done.stderr
@@ -303,3 +305,69 @@ def test_json_lines_parquet_and_several_files(hub, download, copy):
     copy("README.md", make_card(configs))
     download.run("--dataset_name", folder)
     assert download.finished() == expected(FILES)
+
+
+# Personalized RewardBench: LaMP-QA's test questions with two responses each
+
+
+def pairs_of(category):
+    records = json.loads(FILES[PATHS[category, "test"]])
+    return [record | {name: f"{name} for {record['id']}" for name in ("chosen", "rejected")} for record in records]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Return the files of a dataset in its layout: two configs in parquet, one in JSON."""
+    import datasets
+
+    path, configs = tmp_path_factory.mktemp("pairs") / "test.parquet", {}
+    for category, split in QUESTIONS:
+        if split == "test":
+            datasets.Dataset.from_list(pairs_of(category)).to_parquet(str(path))
+            configs[category] = {f"{category}/test-00000-of-00001.parquet": path.read_bytes()}
+    configs["Society_and_Culture"] = {"society/test.json": json.dumps(pairs_of("Society_and_Culture")).encode()}
+    card = make_card({category: {"test": next(iter(files))} for category, files in configs.items()})
+    return {"README.md": card} | {name: content for files in configs.values() for name, content in files.items()}
+
+
+def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
+    commit = hub.commit(pairs)[:12]
+    download.data.mkdir()
+    missing, *others = json.loads(FILES[PATHS["Art_and_Entertainment", "test"]])
+    download.file(split="test").write_text(json.dumps([*others, missing | {"id": "another"}]))
+    printed, _ = download.run("--dataset", "PersonalizedRewardBench")
+    stem = f"{download.data}/PersonalizedRewardBench_Art_and_Entertainment"
+    count = len(others) + 1
+    assert printed.splitlines()[:2] == [
+        f"{stem}.json: {count} questions of commit {commit}; the paper's Table 1 of the test set says 767",
+        f"{stem}.json: 1 of {count} ids are not in {download.file(split='test')}, which has 1 others",
+    ]
+    assert "Lifestyle_and_Personal_Development.json: ids not compared; download the dataset with Life" in printed
+    for category in {category for category, _ in QUESTIONS}:
+        path = download.data / f"PersonalizedRewardBench_{category}.json"
+        records = read_dataset(path)
+        assert records == json.loads(FILES[PATHS[category, "test"]])  # without the responses
+        for name in ("chosen", "rejected"):
+            responses = read_responses(path.with_name(f"{path.stem}_{name}.json"))
+            assert match_responses(records, responses, name, responses) == records
+            assert [samples[0]["output"] for samples in responses.values()] == [row[name] for row in pairs_of(category)]
+    rejected = download.data / "PersonalizedRewardBench_Society_and_Culture_rejected.json"
+    content = rejected.read_bytes()
+    rejected.unlink()
+    printed, _ = download.run_process("--dataset", "PersonalizedRewardBench", HF_HUB_OFFLINE="1")
+    assert (printed.count("left alone"), rejected.read_bytes()) == (2, content)
+
+
+def test_pairs_from_a_folder_and_a_missing_response(download, pairs, tmp_path):
+    for name, content in pairs.items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    file = tmp_path / "copy/society/test.json"
+    first, second, *_ = pairs_of("Society_and_Culture")
+    file.write_text(json.dumps([first, second | {"rejected": " "}]))
+    errors = download.refuse("--dataset", "PersonalizedRewardBench", "--source_dir", tmp_path / "copy")
+    assert errors.startswith(f"error: {file}: record 1: field 'rejected': Expected `str` that is not empty\n  copy it")
+    assert not list(download.data.glob("*Society*"))
+    file.write_bytes(pairs["society/test.json"])
+    printed, _ = download.run("--dataset", "PersonalizedRewardBench", "--source_dir", tmp_path / "copy")
+    assert (printed.count("left alone"), len(list(download.data.glob("*_rejected.json")))) == (2, 3)

@@ -206,7 +206,7 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     [
         ("3 TWO --by topic", "--by: has no effect except in figure groups"),
         ("3 --system A a.json", "--system: given 1 time; figure 3 takes 2 to 6 systems"),
-        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except in figure 4"),
+        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except in figure 4, judges"),
         (
             "4 --agreement_addr e.json --unscored_as_zero",
             "--unscored_as_zero: has no effect except in figure 2, 3, 16, groups",

@@ -24,6 +24,7 @@ GOLDEN = {
     "planner": "522656dfbf97b30b25b099390414fe3ba8284b25a880af0bb4322a82fb647310",
     "planpers": "d905dcce358a2ed3b51658579941440835ea1cef2c28435fbcffa3b7fdc7f457",
     "rag": "9d2ea0304ef2a616da2650cc3684137d6ef5dd5c642f502f6c45ea089a6f7014",
+    "reward": "db4abb85534b94df50def95d8d070664911969d3b9745de2e9fa641576632751",
     "feedback": "8c4211867fc290649310e85233e166094ee2d02a7caea214c5af57dae03e95df",
     "teacher": "940733f96c11b625e70232c88be49af8fdcdc17e341b29b4c5a32d65e928c5bc",
 }
@@ -61,7 +62,7 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
     assert (
         user["content"].endswith("\n\noutput: ```json")
         == ("```json```" in system["content"])
-        == (name not in ("planner", "feedback"))
+        == (name not in ("planner", "feedback", "reward"))
     )
 
 

@@ -75,7 +75,7 @@ def test_each_model_is_loaded_once(datasets, monkeypatch):
     class Engine:
         concurrency, device = 2, "script"
 
-        def __init__(self, args, models, length):
+        def __init__(self, args, models, length, gives_rewards):
             opened.append(models)
 
         async def complete(self, model, prompt, sampling):

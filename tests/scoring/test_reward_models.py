@@ -1,13 +1,15 @@
-"""Reward models as judges: on vLLM, by the same numbers as transformers, and behind an API; what is no reward model."""
+"""Reward models as judges: on vLLM, by the same numbers as transformers, and behind an API; what is not one."""
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from api_server import Reply, serve
 from tiny_chat import SAMPLE, save_tiny_chat
 
+import baselines
 import evaluate_responses
 from prompts import join_posts, load_prompt
 from utils import make_table, select_responses
@@ -68,10 +70,12 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", "float32")
     run = warm_engine.start("evaluate_responses.py", flags)
     store = tmp_path / "completions"
-    while not any(path.stat().st_size > 2000 for path in store.rglob("*.jsonl")):
-        assert run.poll() is None, run.errors
-    run.kill(signal.SIGKILL)
-    run.wait()
+    for _ in range(6000):
+        if any(path.stat().st_size > 2000 for path in store.rglob("*.jsonl")):
+            break
+        time.sleep(0.01)
+    run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL, run.errors
     done = warm_engine.run("evaluate_responses.py", flags)
     assert done.returncode == 0, done.errors
     lines = [json.loads(line) for path in store.rglob("*.jsonl") for line in path.open()]
@@ -129,7 +133,7 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     assert (first["strategy"], first["score"], last["score"]) == ("reward", -7, -4)
     assert (first["num_unanswered"], first["num_scored_questions"]) == (1, 12)
 
-    # The best by rewards is no upper bound, because the model saw no rubric.
+    # The best by rewards is not an upper bound: the model saw no rubric.
     best = tmp_path / "best.json"
     words = ["--response_addr", samples / "samples.json", "--score_addr", *scores, "--output_addr", best]
     assert select_responses.main(list(map(str, words))) == 0
@@ -149,7 +153,7 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     capsys.readouterr()
     assert make_table.main(["--system", "Best of 4", str(tmp_path / "judged.json")]) == 0
     table = capsys.readouterr().out
-    assert "| Best of 4 (best by reward) |" in table and "saw profile" in table and "bound" not in table
+    assert "| Best of 4 (best by reward) |" in table and "saw no rubric" in table and "bound" not in table
     # Tables refuse to mix the scales of two models.
     server.reply = lambda request: Reply("[1.5]")
     more, (_, others) = flags_of(samples, tmp_path / "other", *api(server, "rm2"))
@@ -159,7 +163,7 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
         make_table.main(["--system", "A", str(scores[1]), "--system", "B", str(others[1])])
 
 
-def test_what_is_no_reward_model_is_named(server, samples, tmp_path):
+def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     flags, _ = flags_of(samples, tmp_path, *api(server))
     server.reply = lambda request: Reply("[0.1, 0.9]")
     with pytest.raises(UserError, match="gave a reply without one number: is it a reward model, with one label"):
@@ -174,7 +178,7 @@ def test_what_is_no_reward_model_is_named(server, samples, tmp_path):
         evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
-        (tmp_path / "chat", "chat: is Qwen2ForCausalLM, not a sequence classifier"),
+        (tmp_path / "chat", "chat: not a sequence classifier, which a reward model is"),
     ):
         with pytest.raises(UserError, match=match):
             evaluate_responses.main(flags_of(samples, tmp_path / "x", "--evaluator_llm", model, "--dry_run")[0])
@@ -187,3 +191,21 @@ def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
     details = [entry["details"][0] for path in scores for entry in json.loads(path.read_text())["per_question_scores"]]
     used = [detail["num_contexts_used"] for detail in details if "num_contexts_used" in detail]
     assert len(used) == 51 and 0 < sum(used) < 51 * POSTS
+
+
+@pytest.mark.engine
+def test_a_method_chooses_by_a_reward_model(warm_engine, tmp_path):
+    """Best of 3 by a classifier: the answer with the highest reward of the method's own calls."""
+    model, output = save_classifier(tmp_path), tmp_path / "out" / "best.json"
+    flags = ["--method", "best_of_n", "--set", "n=3", "--set", "judge=judge", "--inputs_addr", DATA, "--unranked"]
+    flags += ["--model_addr", tmp_path / "chat", "--model", f"judge={model}", "--output_addr", output, "--limit", 2]
+    flags += ["--num_contexts", 2, "--max_tokens", 60, "--constrained_decoding", "always", "--trace"]
+    done = warm_engine.run("baselines.py", flags)
+    assert done.returncode == 0, done.errors
+    trace = list(map(json.loads, Path(f"{output}.trace.jsonl").read_text().splitlines()))
+    for answers in json.loads(output.read_text()).values():
+        judged = {line["messages"][-1]["content"]: line["value"] for line in trace if line["role"] == "judge"}
+        assert answers[0]["output"] in judged and len(judged) > 2
+        assert answers[0]["notes"]["mark"] == judged[answers[0]["output"]]
+    with pytest.raises(UserError, match="reward: is a classifier; give a chat model"):
+        baselines.main([str(model if flag == tmp_path / "chat" else flag) for flag in flags])

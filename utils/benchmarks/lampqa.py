@@ -14,7 +14,7 @@ import msgspec
 
 from prompts import Messages, Prompt, join_posts
 from utils.benchmarks.checks import Post, Text
-from utils.benchmarks.published import OnHub
+from utils.benchmarks.published import OnHub, Pairs
 from utils.benchmarks.task import Controls, Judge, Metric, Output, Record, Scale, Task
 from utils.files.json_files import read_json
 from utils.parsing import choices
@@ -22,6 +22,7 @@ from utils.parsing.answers import ANSWER_SCHEMA, parse_answer, write_answer
 from utils.scoring import aspects, direct, pairwise, rewards
 
 HUB = "alireza7/LaMP-QA"
+PAIRS = "PersonalizedRewardBench"
 
 # The category and communities of each file on the hub, in the order of the paper's tables.
 COMMUNITIES_FILE = Path(__file__).with_name("lampqa_communities.toml")
@@ -71,7 +72,18 @@ def published() -> dict[str, list[OnHub]]:
         config, split = stem.rsplit("_", 1)
         questions.setdefault(config, {})[split] = printed["questions"]
     table = "the paper's Table 1"
-    return {"": [OnHub(HUB, one, one, {"category": one}, counts, table) for one, counts in questions.items()]}
+    configs = questions.items()
+    return {"": [OnHub(HUB, config, config, {"category": config}, counts, table) for config, counts in configs]}
+
+
+def also_published() -> dict[str, dict[str, list[Pairs]]]:
+    """Return Personalized RewardBench (arXiv 2604.07343): test questions with a chosen and a rejected response.
+
+    By the dataset's card of April 2026, they are parquet in `<config>/test-*`; what `OnHub` reads is read here too.
+    """
+    counts = {part.folder: part.questions["test"] for part in published()[""]}
+    at, said_by = "QiyaoMa/Personalized-RewardBench", "the paper's Table 1 of the test set"
+    return {PAIRS: {"": [Pairs(at, "", PAIRS, {"dataset": PAIRS}, counts, said_by)]}}
 
 
 def gold_plan(record: Record) -> list[str]:
@@ -81,7 +93,8 @@ def gold_plan(record: Record) -> list[str]:
 
 def private_notes(record: Record) -> str:
     """Return the rubric's aspects and their reasons, a line each, for the prompt of a teacher (GRASP)."""
-    return "\n".join(f"- {one['aspect']}: {one.get('reason', '')}".rstrip(": ") for one in record["rubric_aspects"])
+    aspects = record["rubric_aspects"]
+    return "\n".join(f"- {aspect['aspect']}: {aspect.get('reason', '')}".rstrip(": ") for aspect in aspects)
 
 
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
@@ -196,6 +209,7 @@ TASK = Task(
         "narrative": (str, "Narrative length (words)"),
     },
     published=published,
+    also_published=also_published,
     hidden=hidden_texts,
     paper_files=paper_files,
     paper_results=Path(__file__).with_name("lampqa_paper.json"),

@@ -26,6 +26,7 @@ class Originals(NamedTuple):
     linked: Mapping[str, str] = {}  # those files by the column's value, once the column is read
     messages: str = ""  # the key of the messages in such a file
     ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
+    responses: Sequence[str] = ()  # columns of responses; each becomes a file beside ours
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,23 @@ class OnHub(Published):
         return Originals(files_of(source, self.folder, split), rows=f"{self.folder}-{split}")
 
 
+class Pairs(OnHub):
+    """A config on the hub per entry of `questions`: the rows of a dataset `<entry>_test`, each with two responses."""
+
+    def originals(self, source: Source, split: str) -> Originals:
+        """Return the files of a config's test split; UserError if the source has none."""
+        return Originals(files_of(source, split, "test"), responses=("chosen", "rejected"))
+
+
 class SharedContexts(OnHub):
     """A table of questions per size on the hub, with a file of shared histories; `questions` has their counts."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find both files, also in subfolders; UserError unless one folder has both, so that their releases match."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
-        found = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
-                 for name in names]  # fmt: skip
-        if not (both := found[0] & found[1]):
+        folders = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
+                   for name in names]  # fmt: skip
+        if not (both := folders[0] & folders[1]):
             raise UserError(
                 f"{source.name}: none of its folders has both {names[0]} and {names[1]}\n"
                 f"  give a folder with the files of {self.name} as published on the hub, {self.at}"
@@ -109,8 +118,9 @@ def by_setting(
         folders: the folders by setting.
         questions: the number of questions in each split, by folder, if known.
     """
-    counts = {one: dict(zip(splits, questions.get(one, [None] * len(splits)), strict=True)) for one in folders.values()}
+    unknown = [None] * len(splits)
+    counts = {folder: dict(zip(splits, questions.get(folder, unknown), strict=True)) for folder in folders.values()}
     return {
-        setting: [kind(at, one, f"{name}_{setting}", {"task": name, "setting": setting}, counts[one], said_by)]
-        for setting, one in folders.items()
+        setting: [kind(at, folder, f"{name}_{setting}", {"task": name, "setting": setting}, counts[folder], said_by)]
+        for setting, folder in folders.items()
     }

@@ -218,6 +218,8 @@ class Task:
     # Where its own files are, by setting (the split of users and time, or ""), the default one first. Empty:
     # utils/download_datasets.py does not fetch it.
     published: Callable[[], Mapping[str, Sequence[Published]]] = dict
+    # The same for other datasets of its records, by name.
+    also_published: Callable[[], Mapping[str, Mapping[str, Sequence[Published]]]] = dict
     # The fields that utils/dataset_statistics.py measures: the kind of each, list (counted in items), str (in words) or
     # float (read as a number), and the row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)

@@ -147,19 +147,22 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
         return False  # loading it reports the problem
 
 
-def check_classifier(model_addr: str, cache_dir: str | None) -> None:
-    """Raise UserError unless a local model is a classifier with one label, which is what a reward model is."""
+def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
+    """Tell from its config.json whether a local model is a sequence classifier.
+
+    UserError if it has several labels: a reward model has one.
+    """
     path = model_file(model_addr, "config.json", cache_dir)
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path else {}
         kinds = [str(kind) for kind in config.get("architectures") or ()]
         num_labels = config.get("num_labels") or len(config.get("id2label") or "ab")  # transformers' default is two
     except (ValueError, AttributeError, TypeError, RecursionError):
-        return  # loading it reports the problem
-    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
-        raise UserError(f"{model_addr}: is {', '.join(kinds) or 'of an unknown kind'}, not a sequence classifier")
-    if num_labels != 1:
+        return False  # loading it reports the problem
+    is_one = any(kind.endswith("ForSequenceClassification") for kind in kinds)
+    if is_one and num_labels != 1:
         raise UserError(f"{model_addr}: has {num_labels} labels; a reward model has one")
+    return is_one
 
 
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:

@@ -1,9 +1,11 @@
 """Sample n answers from the RAG prompt and choose one by a judge that sees question and posts, but no rubric.
 
---set n=16 sets n (8). The judge is the generator, or another model with --model judge=MODEL --set judge=judge.
+--set n=16 sets n (8). The judge is the generator, or another model with --model judge=MODEL --set judge=judge: a chat
+model, or a reward model, which gives each answer a number of its own.
 """
 
 import re
+from math import inf
 
 JUDGE = """[system]
 You judge how well an answer fits the person who asked.
@@ -31,10 +33,13 @@ async def answer(record, ask):
     candidates = await ask("rag", items=posts, n=int(ask.settings.get("n", 8)), temperature=1.0)
     judge, marks = ask.settings.get("judge", "generator"), {}
     for candidate in dict.fromkeys(candidates):
-        if candidate is not None:
+        if candidate is not None and ask.model(judge).gives_rewards:
+            marks[candidate] = await ask.reward(candidate, model=judge)
+        elif candidate is not None:
             own = {"candidate": candidate, "model": judge, "max_tokens": 8, "temperature": 0.0}
             marks[candidate] = await ask(JUDGE, items=posts, parse=read_mark, **own)
     if not marks:
         return None
-    ask.note(num_candidates=len(marks), mark=max((mark for mark in marks.values() if mark), default=None))
-    return max(marks, key=lambda candidate: marks[candidate] or 0)  # the first in a tie
+    given = [mark for mark in marks.values() if mark is not None]
+    ask.note(num_candidates=len(marks), mark=max(given, default=None))
+    return max(marks, key=lambda candidate: -inf if marks[candidate] is None else marks[candidate])  # a tie: the first

@@ -203,12 +203,12 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
-    fields_seen = {*prompt.placeholders, *(task.gold_plan_needs if args.objective == "distill" else ())}
-    if args.objective == "grpo":
-        strategy = noted_settings(args.score_addr[0]).get("strategy")
-        fields_seen |= {*task.metrics.get(strategy, task.first_metric).needs}
-    fields_seen &= task.hidden_fields
-    fields_seen |= {*(folder_settings(args.model_addr).get("saw_in_training") or [])}
+    hidden = task.hidden_fields
+    strategy = noted_settings(args.score_addr[0]).get("strategy") if args.objective == "grpo" else None
+    scorer = task.metrics.get(strategy, task.first_metric)
+    seen = {"distill": task.gold_plan_needs, "grpo": scorer.needs}.get(args.objective, ())
+    before = folder_settings(args.model_addr).get("saw_in_training") or []
+    fields_seen = {*before, *(hidden & {*seen, *prompt.placeholders})}
     of_round = scored_addr(args) if args.objective == "grpo" else None
     for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
         made = noted_settings(path)  # also of texts that were edited since

@@ -5,21 +5,25 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import is_made_alike, publishing, read_manifest
+from utils.files.manifest import is_made_alike, publish, publishing, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import delete_leftovers, open_whole, real_path, replacing, write_array
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
+from utils.records.datasets import read_questions
 from utils.records.originals import read_originals, table_rows
+from utils.records.responses import question_hash
 
 
 def make_file(
@@ -34,8 +38,8 @@ def make_file(
 ) -> None:
     """Write one dataset file and its manifest, which begins with `run`, and print a summary.
 
-    Histories that questions share are written first, to a file of their own beside the dataset. With `skip_invalid`,
-    questions whose end lies outside their history are left out.
+    Histories that questions share are written first, to a file of their own beside the dataset, and so are responses,
+    to one per column. With `skip_invalid`, questions whose end lies outside their history are left out.
     """
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
@@ -47,7 +51,11 @@ def make_file(
     settings |= {"skip_invalid": True} if skip_invalid else {}
     if source.is_folder:
         settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
-    if is_made_alike(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
+    responses = {
+        stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
+    }
+    are_finished = [is_made_alike(made, own, overwrite) for made, own in {path: settings, **responses}.items()]
+    if all(are_finished) and (beside is None or holds_its_contexts(beside, path)):
         print(f"{path}: already exists, left alone")
         return
     started = time.monotonic()
@@ -57,7 +65,10 @@ def make_file(
     with telling_how_again(source, files), publishing(path, manifest) as staged:
         if beside is None:
             announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
-            figures: dict[str, Any] = {"questions": write_questions(task, originals, files, staged)}
+            number, texts = write_questions(task, originals, files, staged)
+            figures: dict[str, Any] = {"questions": number}
+            for response_path, own in responses.items():
+                publish(response_path, texts[own["response"]], {**run, "settings": own})
         else:
             figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
         expected = published.questions[split]
@@ -124,11 +135,34 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
         raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
 
 
-def write_questions(task: Task, originals: Originals, files: dict[str, Path], path: Path) -> int:
-    """Write the records of these files as one JSON array and return their number; UserError if one is damaged."""
+def write_questions(
+    task: Task, originals: Originals, files: dict[str, Path], path: Path
+) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """Write the records of these files as one JSON array, without their columns of responses.
+
+    Return the number of records, and the responses by column; UserError if a file is damaged, or a response is missing.
+    """
     questions = [files[name] for name in originals.questions]
     outputs = originals.outputs and files[originals.outputs]
-    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4)
+    responses: dict[str, dict[str, list[dict[str, Any]]]] = {column: {} for column in originals.responses}
+
+    def split_off(row: dict[str, Any], where: str) -> Record:
+        for column, by_id in responses.items():
+            check_field(row, where, column)
+            by_id[str(row.get("id"))] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
+        return row
+
+    task = replace(task, convert=split_off) if responses else task
+    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
+
+
+def compare_ids(path: Path, other: Path) -> None:
+    """Print how many of a dataset's ids are not in the dataset that has the same questions, or how to find out."""
+    if not other.exists():
+        print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
+        return
+    ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
+    print(f"{path}: {len(ids - others)} of {len(ids)} ids are not in {other}, which has {len(others - ids)} others")
 
 
 def write_with_contexts(

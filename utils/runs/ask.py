@@ -11,10 +11,10 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from prompts import History, Messages
+from prompts import History, Messages, Prompt
 from retrieval.search import MOST, Search, Searched
+from utils.benchmarks.task import Judge, Parser, Record, Task
 from utils.benchmarks.task import Output as Form
-from utils.benchmarks.task import Parser, Record, Task
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
 from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
@@ -282,6 +282,8 @@ class Ask:
         around, role, key = self._around, model or next(iter(self._around.models)), SHARED if is_shared else self.key
         chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
         shown = items if isinstance(items, History) else list(items)
+        if chosen.gives_rewards:
+            raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
         same = hash(repr((key, role, prompt, texts, shown, more.get("own"), more.get("options"))))
 
         def make() -> Call:
@@ -311,13 +313,35 @@ class Ask:
 
         return await self.send(role, make)
 
-    async def reward(self, messages: Messages, **record: Any) -> Piece:
-        """Have the first model give a whole dialogue a reward; return the call's record, with `record`'s fields."""
-        role, model = next(iter(self._around.models.items()))
+    async def reward(self, response: str, model: str) -> float | None:
+        """Return the number that a reward model gives a response after the best --num_contexts posts and the question.
+
+        None if it is not a finite number. ValueError if the model is not a classifier, or the benchmark has no reward.
+        """
+        around, record = self._around, self._record
+        metric = around.task.metrics.get("reward")
+        if metric is None or not self.model(model).gives_rewards:
+            problem = f"{model} is not a reward model" if metric else f"{around.task.name} has no prompt for rewards"
+            raise ValueError(f"ask.reward: {problem}")
+        shown = {**record, "profile": record["profile"][: self.num_contexts]}
+        prompt = around.prompts[metric.judge.prompt]
+        return (await self.rewarded(metric.judge, prompt, shown, response, model))["value"]
+
+    async def rewarded(self, judge: Judge, prompt: Prompt, record: Record, response: str, role: str) -> Piece:
+        """Have a reward model judge a dialogue that the response ends; return the call's record.
+
+        The last posts of the record's profile are left out until it fits; `num_contexts_used` says how many are left.
+        """
+        model = self.model(role)
 
         def make() -> Call:
-            prompt = model.chat.render_dialogue(messages)
-            return Call(self.key, prompt, writable, model.policy, record, messages, is_rewarded=True)
+            for number in range(len(record["profile"]), -1, -1):
+                messages = judge.messages(prompt, {**record, "profile": record["profile"][:number]}, [response], 0)
+                rendered = model.chat.render_dialogue(messages)
+                if model.chat.length(rendered) < model.window.length:
+                    break
+            fields = {"num_contexts_used": number}
+            return Call(self.key, rendered, writable, model.policy, fields, messages, is_rewarded=True)
 
         return await self.send(role, make)
 

@@ -17,7 +17,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, Output, refuse_other_source
 from utils.generation.chat import LocalChat, choose_length, render_all
-from utils.generation.engines import check_classifier, choose_model
+from utils.generation.engines import choose_model, is_classifier
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -70,16 +70,6 @@ class JudgeModel(Model):
     def messages(self, request: Request) -> Messages:
         return self.judge.messages(self.prompt, *request)
 
-    def dialogue(self, request: Request) -> tuple[Messages, int]:
-        """Return the dialogue for a reward model, with as many of the best posts as fit, and their number."""
-        posts = request.record["profile"]
-        for number in range(len(posts), -1, -1):
-            record = {**request.record, "profile": posts[:number]}
-            messages = self.messages(request._replace(record=record))
-            if self.chat.length(self.chat.render_dialogue(messages)) < self.window.length:
-                break
-        return messages, number
-
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:
         """The beginning of an output before its number, and each number's continuation, as token ids."""
@@ -113,8 +103,8 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
     """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     kind = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
-    if judge.output is None and not args.openai:
-        check_classifier(args.evaluator_llm, args.cache_dir)
+    if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
+        raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier, which a reward model is")
     return choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
 
 

@@ -20,7 +20,7 @@ from utils.files.manifest import read_manifest, without_password
 from utils.files.output import Output
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import OpenAPI, choose_model, is_encoder_decoder
+from utils.generation.engines import OpenAPI, choose_model, is_classifier, is_encoder_decoder
 from utils.generation.model import Model
 from utils.records.responses import collect_responses
 from utils.runs.answers import check_ranked, count_answers, read_datasets
@@ -115,7 +115,10 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     """Return the models by role; roles with the same model share its completions."""
     models: dict[str, Model] = {}
     for role, flags in flags_of_roles(args).items():
-        model = choose_model(flags, wanted_length=task.prompt_length or PAPER_LENGTH)
+        gives_rewards = not flags.openai and is_classifier(flags.model_addr, flags.cache_dir)
+        model = choose_model(flags, wanted_length=task.prompt_length or PAPER_LENGTH, gives_rewards=gives_rewards)
+        if gives_rewards and not models:  # the first is the generator
+            raise UserError(f"{model.addr}: is a classifier; give a chat model")
         if not flags.openai and is_encoder_decoder(model.addr, flags.cache_dir):
             raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
         folder = model.completions.store.folder

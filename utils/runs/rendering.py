@@ -35,8 +35,8 @@ class Prompts:
     def __getitem__(self, name: str) -> Prompt:
         """Return the prompt of this name, or with this text; ValueError if it can be neither."""
         if name not in self._read:
-            if name in self._files:
-                self._read[name] = load_prompt(self._files[name], self._prompts_dir)
+            if name in self._files or re.fullmatch(r"\w+/\w+", name):  # a benchmark's, or a whole name
+                self._read[name] = load_prompt(self._files.get(name, name), self._prompts_dir)
             elif re.search(r"[\s{]", name):
                 self._read[name] = own_prompt(name)
             else:

@@ -7,6 +7,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+from utils.benchmarks.task import Metric, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
@@ -24,17 +25,26 @@ class Evaluator:
     """One judge's preferences between two systems, by one strategy."""
 
     name: str
-    strategy: str
+    strategy: str  # in words
+    task: Task
+    metric: Metric
     files: list[list[str]] = field(default_factory=list)  # [first system's, second's] each, or [the pairwise one]
-    # By question id, the first system's score minus the second's, -1 to 1, or 1, 0 or -1 from a pairwise comparison.
-    # None if a system lacks a score, or the comparison a result.
+    # By question id, each system's entry in its score file, {} if the file lacks it; or the one of the comparison.
+    entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    # By question id, the first system's score minus the second's, or 1, 0 or -1 from a pairwise comparison. None if a
+    # system lacks a score, or the comparison a result, or if there are more than two systems.
     preferences: dict[str, float | None] = field(default_factory=dict)
     not_asked: set[str] = field(default_factory=set)  # decided without a judge, because an answer is missing
-    scores: list[float] = field(default_factory=list)  # both systems', 0 to 1; empty for pairwise comparisons
+    scores: list[float] = field(default_factory=list)  # all systems'; empty for pairwise comparisons
 
     @property
     def decided(self) -> dict[str, float]:
-        return {question_id: its for question_id, its in self.preferences.items() if its is not None}
+        return {key: preference for key, preference in self.preferences.items() if preference is not None}
+
+    @property
+    def saw(self) -> list[str]:
+        """The fields that it reads and that only a scorer may see."""
+        return [name for name in self.metric.needs if name in self.task.hidden_fields]
 
 
 @dataclass(frozen=True)
@@ -61,10 +71,10 @@ def read_human(path: str) -> Human:
             raise UserError(f"{path}: field 'raters': found {quote(raters)}, expected a list of names")
     if not isinstance(choices, dict) or not choices:
         raise UserError(f'{path}: must be a non-empty object {{question id: "first", "second" or "tie"}}')
-    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
-    for question_id, its in choices.items():
-        if not _are_texts(its) or not its or not set(its) <= PREFERENCES.keys():
-            where = f"{path}: id {quote(question_id)}: found {quote(its)}"
+    choices = {key: [chosen] if isinstance(chosen, str) else chosen for key, chosen in choices.items()}
+    for question_id, chosen in choices.items():
+        if not _are_texts(chosen) or not chosen or not set(chosen) <= PREFERENCES.keys():
+            where = f"{path}: id {quote(question_id)}: found {quote(chosen)}"
             raise UserError(f'{where}, expected "first", "second" or "tie", or a list of these')
     return Human(path, choices, responses, raters)
 
@@ -79,11 +89,11 @@ def _are_texts(values: Any) -> bool:
 def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
     """Return the humans' own figures, each evaluator's against them, and those of each two evaluators."""
     choices = human.choices if human else {}
-    preferred = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
+    preferred = {key: PREFERENCES[majority(chosen) or "tie"] for key, chosen in choices.items()}
     return {
         "human": human_figures(choices, human.raters) if human else None,
         "evaluators": [evaluator_figures(evaluator, preferred) for evaluator in evaluators],
-        "pairs": [pair_figures(one, other, preferred) for one, other in combinations(evaluators, 2)],
+        "pairs": [pair_figures(*pair, preferred) for pair in combinations(evaluators, 2)],
     }
 
 
@@ -116,20 +126,20 @@ def sign_test(first: int, second: int) -> dict[str, Any] | None:
 
 def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
     """Return the sign test of `human_figures` as a sentence."""
-    if (its := figures["sign_test"]) is None:
+    if (test := figures["sign_test"]) is None:
         return "Sign test: none, because no question has a preference."
     return (
         f"Sign test (exact, two-sided, without ties): {first} {figures['first']}, {second} {figures['second']}, "
-        f"p = {p_text(its['p'])}; share of {first} {number(its['share'])}, 95% interval "
-        f"{interval_text(its['interval'], number)}."
+        f"p = {p_text(test['p'])}; share of {first} {number(test['share'])}, 95% interval "
+        f"{interval_text(test['interval'], number)}."
     )
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
     """Return counts of questions, their sign test, and Cohen's kappa if there are just two raters."""
-    outcomes = Counter(majority(its) for its in choices.values())
+    outcomes = Counter(map(majority, choices.values()))
     num_raters = max(map(len, choices.values()))
-    rated_by_all = [[PREFERENCES[one] for one in its] for its in choices.values() if len(its) == num_raters]
+    rated_by_all = [list(map(PREFERENCES.get, chosen)) for chosen in choices.values() if len(chosen) == num_raters]
     return {
         "num_questions": len(choices),
         "raters": list(raters),
@@ -155,7 +165,6 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
     pairs = pair_up(preferences, human)
     decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
     right, ties = num_agreeing(decided), sum(mine == 0 for mine, _ in decided)
-    judged = [its for question_id, its in preferences.items() if question_id not in evaluator.not_asked]
     return {
         "name": evaluator.name,
         "strategy": evaluator.strategy,
@@ -164,40 +173,46 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
         "unscored": len((human.keys() & evaluator.preferences.keys()) - preferences.keys()),
         "not_rated": len(preferences.keys() - human.keys()),
         "accuracy": share(num_agreeing(pairs), pairs),
-        "accuracy_interval": share_interval([outcome(one) == outcome(other) for one, other in pairs]),
+        "accuracy_interval": share_interval([outcome(mine) == outcome(theirs) for mine, theirs in pairs]),
         "num_human_decided": len(decided),
         "accuracy_ties_half": share(right + ties / 2, decided),
         "accuracy_ties_wrong": share(right, decided),
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
         "mean_score": fmean(evaluator.scores) if evaluator.scores else None,
-        "position_swap_rate": share(judged.count(0), judged) if evaluator.strategy == "pairwise" else None,
+        "position_swap_rate": swap_rate(evaluator),
     }
 
 
-def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
+def swap_rate(evaluator: Evaluator) -> float | None:
+    """Return the share of a pairwise judge's questions where its preference flips with the order; None for others."""
+    judged = [preference for key, preference in evaluator.decided.items() if key not in evaluator.not_asked]
+    return share(judged.count(0), judged) if evaluator.strategy == "pairwise" else None
+
+
+def pair_figures(first: Evaluator, second: Evaluator, human: dict[str, int]) -> dict[str, Any]:
     """Compare two evaluators' preferences on the same questions, and count where only one agrees with the humans."""
-    pairs = pair_up(one.decided, other.decided)
+    pairs = pair_up(first.decided, second.decided)
     figures = {
-        "evaluators": [one.name, other.name],
+        "evaluators": [first.name, second.name],
         "num_questions": len(pairs),
-        "num_one_only": len(one.decided.keys() ^ other.decided.keys()),
+        "num_one_only": len(first.decided.keys() ^ second.decided.keys()),
         "agreement": share(num_agreeing(pairs), pairs),
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
     }
     if not human:
         return figures
-    both = one.decided.keys() & other.decided.keys() & human.keys()
-    rights = [[outcome(its.decided[i]) == human[i] for its in (one, other)] for i in both]
-    first, second = rights.count([True, False]), rights.count([False, True])
-    test = sign_test(first, second)
-    return {**figures, "first_right": first, "second_right": second, "sign_test_p": test and test["p"]}
+    both = first.decided.keys() & second.decided.keys() & human.keys()
+    rights = [[outcome(evaluator.decided[key]) == human[key] for evaluator in (first, second)] for key in both]
+    first_right, second_right = rights.count([True, False]), rights.count([False, True])
+    test = sign_test(first_right, second_right)
+    return {**figures, "first_right": first_right, "second_right": second_right, "sign_test_p": test and test["p"]}
 
 
-def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
+def pair_up(first: dict[str, float], second: dict[str, float]) -> list[tuple[float, float]]:
     """Return both sides' preferences on the questions that they share, sorted by id."""
-    return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
+    return [(first[question_id], second[question_id]) for question_id in sorted(first.keys() & second.keys())]
 
 
 def outcome(preference: float) -> int:
@@ -206,7 +221,7 @@ def outcome(preference: float) -> int:
 
 
 def num_agreeing(pairs: Pairs) -> int:
-    return sum(outcome(one) == outcome(other) for one, other in pairs)
+    return sum(outcome(mine) == outcome(theirs) for mine, theirs in pairs)
 
 
 def share(hits: float, things: Sequence[Any]) -> float | None:
@@ -215,12 +230,12 @@ def share(hits: float, things: Sequence[Any]) -> float | None:
 
 def cohens_kappa(pairs: Pairs) -> float | None:
     """Return unweighted kappa of the three outcomes; None if there are no pairs or all outcomes are the same."""
-    return reliability.cohens_kappa([[(outcome(one), outcome(other)) for one, other in pairs]]).value
+    return reliability.cohens_kappa([[(outcome(mine), outcome(theirs)) for mine, theirs in pairs]]).value
 
 
 def spearman(pairs: Pairs) -> float | None:
     """Return the preferences' rank correlation, -1 to 1; None if a side has fewer than two distinct values."""
     from scipy.stats import spearmanr
 
-    one, other = {mine for mine, _ in pairs}, {theirs for _, theirs in pairs}
-    return float(spearmanr(pairs).statistic) if len(one) > 1 and len(other) > 1 else None
+    is_defined = all(len(set(side)) > 1 for side in zip(*pairs, strict=True))
+    return float(spearmanr(pairs).statistic) if pairs and is_defined else None

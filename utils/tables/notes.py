@@ -129,7 +129,7 @@ def describe_selection(by: dict[str, Any]) -> str:
     """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
     which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
-    return f"each response is {which}, which saw {', '.join(by['saw'])}{unscored}"
+    return f"each response is {which}, which saw {', '.join(by['saw']) or 'no rubric'}{unscored}"
 
 
 # The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are
@@ -242,7 +242,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:
-        text += describe_agreement(scores, "majority" if metric.num_samples > 1 else "means")
+        text += describe_agreement(scores, "majority" if metric.is_share else "means")
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text

@@ -58,7 +58,6 @@ def rubric(task: Task, record: Record) -> list[list[str]]:
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
-    """Return by field a question's texts that only the scorer sees, without its aspects."""
+    """Return by field a question's texts that only the scorer sees, without its aspects and its user."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
-    unseen = task.hidden_fields.difference(task.gold_plan_needs)
-    return {name: as_text(record.get(name)) for name in needed if name in unseen}
+    return {name: as_text(record.get(name)) for name in needed if name in task.hidden_fields - {*task.gold_plan_needs}}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
+from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -133,22 +134,32 @@ class Evaluator:
     mean_score: float | None
 
 
+@dataclass(frozen=True)
+class RankingPair:
+    """Two judges' names and mean scores of the systems, and Spearman's correlation of these with its 95% interval."""
+
+    judges: tuple[str, str]
+    means: tuple[list[float], list[float]]
+    spearman: float | None
+    spearman_interval: tuple[float, float] | None
+
+
 # Figures 2 and 16
 
 
 @figure_style()
 def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
     """Draw scores by the number of posts, ascending, with a panel for each table column that has any score."""
-    groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
+    groups = [group for group in points[min(points)] if any(of_k[group].mean is not None for of_k in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure = new_figure(COLUMN, 0.6 + 1.25 * rows)
     panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for panel, group in zip(panels, groups, strict=False):
-        its = {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None}
+        shown = {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None}
         style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
-        panel.plot(list(its), [point.mean for point in its.values()], clip_on=False, **style)
-        draw_intervals(panel, {k: point.interval for k, point in its.items() if point.interval is not None})
+        panel.plot(list(shown), [point.mean for point in shown.values()], clip_on=False, **style)
+        draw_intervals(panel, {k: point.interval for k, point in shown.items() if point.interval is not None})
         tidy(panel, **TICKS, labelbottom=True)  # also if the panel below is left out
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
@@ -173,18 +184,18 @@ def systems_figure(systems: list[System]) -> "Figure":
     that rises by 155% would be above 1.
     """
     are_errors, means = systems[0].metric.lower_is_better, list(map(column_means, systems))
-    groups = [group for group in means[0] if any(its[group] is not None for its in means)]
+    groups = [group for group in means[0] if any(own[group] is not None for own in means)]
     width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
     figure = new_figure(width, 2.8)
     panel = figure.subplots()
-    bars = [draw_system(panel, [its[group] for group in groups], i, len(systems)) for i, its in enumerate(means)]
+    bars = [draw_system(panel, [own[group] for group in groups], i, len(systems)) for i, own in enumerate(means)]
     percents = [percent_text(means[0][group], means[-1][group]) for group in groups]
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
     panel.set_xticks(range(len(groups)), labels)
     panel.set_xlim(-0.5, len(groups) - 0.5)
     tidy(panel, **TICKS)
     panel.tick_params(axis="x", length=0)
-    highest = max(its[group] or 0 for its in means for group in groups)
+    highest = max(own[group] or 0 for own in means for group in groups)
     panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
     last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
@@ -229,10 +240,11 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     figure = new_figure(width, 2.6)
     panel = figure.subplots()
     # Points lie a little left and right of the evaluator's position, so that none hides another.
-    agreement = [(i - 0.04, one.accuracy) for i, one in enumerate(evaluators)]
-    score = [(i + 0.04, one.mean_score) for i, one in enumerate(evaluators)]
-    intervals = {i - 0.04: its for i, one in enumerate(evaluators) if (its := one.accuracy_interval) is not None}
-    strategies = [one.strategy for one in evaluators]
+    agreement = [(i - 0.04, evaluator.accuracy) for i, evaluator in enumerate(evaluators)]
+    score = [(i + 0.04, evaluator.mean_score) for i, evaluator in enumerate(evaluators)]
+    limits = [(i - 0.04, evaluator.accuracy_interval) for i, evaluator in enumerate(evaluators)]
+    intervals = {place: interval for place, interval in limits if interval is not None}
+    strategies = [evaluator.strategy for evaluator in evaluators]
     style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
     lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
     lines += [draw_series(panel, score, strategies, **style)]
@@ -240,7 +252,7 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     print_values(panel, agreement, "{:.0%}".format, "right")
     print_values(panel, score, decimals, "left")
     letters = int((width - 0.5) / len(evaluators) / CHARACTER)
-    panel.set_xticks(range(len(evaluators)), [wrapped(one.name, letters) for one in evaluators])
+    panel.set_xticks(range(len(evaluators)), [wrapped(evaluator.name, letters) for evaluator in evaluators])
     panel.set_xlim(-0.5, len(evaluators) - 0.5)
     panel.set_ylim(0, 1)
     panel.set_xlabel("evaluator", fontsize=TEXT)
@@ -277,27 +289,27 @@ def groups_figure(systems: list[System]) -> "Figure":
     from matplotlib import colormaps
 
     points = [points_of(system) for system in systems]
-    columns = [name for name in columns_of(systems[0].task) if any(its[name].mean is not None for its in points)]
+    columns = [name for name in columns_of(systems[0].task) if any(own[name].mean is not None for own in points)]
     row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
     figure = new_figure(PAGE, 1.1 + len(columns) * row_height)
     panel = figure.subplots()
     marks = []
-    for number, its in enumerate(points):
+    for number, own in enumerate(points):
         # Each system is paler than the one before, also in grey; its mark distinguishes it from the others.
         color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
         offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
-        known = [(place + offset, its[name]) for place, name in enumerate(columns) if its[name].mean is not None]
-        for place, point in known:
+        scored = [(place + offset, own[name]) for place, name in enumerate(columns) if own[name].mean is not None]
+        for place, point in scored:
             if point.interval is not None:
                 panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
         style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
-        marks += panel.plot([point.mean for _, point in known], [place for place, _ in known], **style)
-    labels = [group_label(name, [its[name].questions for its in points]) for name in columns]
+        marks += panel.plot([point.mean for _, point in scored], [place for place, _ in scored], **style)
+    labels = [group_label(name, [own[name].questions for own in points]) for name in columns]
     panel.set_yticks(range(len(columns)), labels)
     panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
     panel.set_ylim(len(columns) - 0.5, -0.5)
     are_errors = systems[0].metric.lower_is_better
-    low, high = score_limits([its[name] for its in points for name in columns], are_errors)
+    low, high = score_limits([own[name] for own in points for name in columns], are_errors)
     panel.set_xlim(low, high)
     tidy(panel, "x", **TICKS)
     panel.tick_params(axis="y", length=0)
@@ -313,3 +325,25 @@ def group_label(name: str, numbers: list[int]) -> str:
     least, most = min(numbers), max(numbers)
     count = str(most) if least == most else f"{least} to {most}"
     return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
+
+
+# Two judges' scores
+
+
+@figure_style()
+def rankings_figure(systems: list[str], pairs: list[RankingPair]) -> "Figure":
+    """Draw a panel for each two judges, with a numbered point per system at both judges' mean scores, in any unit."""
+    figure = new_figure(COLUMN, 0.3 + 2.6 * len(pairs))
+    for panel, pair in zip(figure.subplots(len(pairs), squeeze=False).flat, pairs, strict=True):
+        panel.plot(*pair.means, color=DARK, marker="o", markersize=4, linestyle="none")
+        for number, point in enumerate(zip(*pair.means, strict=True), 1):
+            panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_TEXT)
+        panel.margins(0.12)
+        tidy(panel, "both", **TICKS)
+        interval = interval_text(pair.spearman_interval, lambda limit: signed(limit, 2))
+        panel.set_title(f"Spearman {signed(pair.spearman, 2)} {interval}", fontsize=SMALL_TEXT)
+        panel.set_xlabel(wrapped(f"mean score by {pair.judges[0]}", 40), fontsize=TEXT)
+        panel.set_ylabel(wrapped(f"mean score by {pair.judges[1]}", 30), fontsize=TEXT)
+    key = "; ".join(f"{number}: {name}" for number, name in enumerate(systems, 1))
+    figure.supxlabel(wrapped(key, int(0.9 * COLUMN / CHARACTER), lines=len(systems)), fontsize=SMALL_TEXT)
+    return figure

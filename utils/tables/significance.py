@@ -44,7 +44,7 @@ def rounded(value: float) -> float:
 
 def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
     """Return first minus second of each pair, rounded so that equal differences are equal floats."""
-    return [rounded(one - other) for one, other in pairs]
+    return [rounded(first - second) for first, second in pairs]
 
 
 def mean_of(values: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
@@ -56,7 +56,7 @@ def mean_of(values: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
 
 def difference_of(of: Of) -> Of:
     """Return the function that computes one system's score minus the other's from pairs of values."""
-    return lambda pairs, counts: of([one for one, _ in pairs], counts) - of([other for _, other in pairs], counts)
+    return lambda pairs, counts: of([pair[0] for pair in pairs], counts) - of([pair[1] for pair in pairs], counts)
 
 
 def estimate(strata: Strata, of: Of | None = None) -> float | None:
@@ -83,11 +83,11 @@ def interval(
         return bootstrap_interval(strata, of or mean_of)
     if of is not None and min(map(len, strata)) < 2:
         return None
-    its = robust_mean(strata if of is None else [influences(stratum, of) for stratum in strata], clusters)
-    if its is None:
+    robust = robust_mean(strata if of is None else [influences(stratum, of) for stratum in strata], clusters)
+    if robust is None:
         return None
-    half = its.half(its.degrees)
-    return rounded(max(lowest, its.mean - half)), rounded(min(highest, its.mean + half))
+    half = robust.half(robust.degrees)
+    return rounded(max(lowest, robust.mean - half)), rounded(min(highest, robust.mean + half))
 
 
 def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Interval | None:
@@ -132,20 +132,25 @@ def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
 def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
     """Compute the 95% interval of a share, a mean of zeros and ones: Wilson's (1927) if questions are independent.
 
+    Halves, such as ties, vary less than zeros and ones with the same mean, so Wilson's interval is then a bit wide.
     With clusters it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the smaller of
     both degrees of freedom, because near 0 and 1 a few clusters make up most of the variance.
     """
-    from scipy.special import expit, logit
-    from scipy.stats import binomtest
+    from scipy.special import expit, logit, ndtri
 
-    if clusters is None or len(set(clusters)) == len(clusters):
-        test = binomtest(round(math.fsum(values)), len(values)) if values else None
-        return tuple(map(float, test.proportion_ci(method="wilson"))) if test else None
-    its = robust_mean([values], [clusters])
-    if its is None:
+    if not values:
         return None
-    half = its.half(min(its.degrees, its.observed)) / (its.mean * (1 - its.mean))
-    return float(expit(logit(its.mean) - half)), float(expit(logit(its.mean) + half))
+    if clusters is None or len(set(clusters)) == len(clusters):
+        mean, z = fmean(values), float(ndtri(0.975))
+        scale = 1 + z**2 / len(values)
+        middle = (mean + z**2 / (2 * len(values))) / scale
+        half = z * math.sqrt(mean * (1 - mean) / len(values) + (z / (2 * len(values))) ** 2) / scale
+        return (middle - half if mean else 0.0), (middle + half if mean < 1 else 1.0)
+    robust = robust_mean([values], [clusters])
+    if robust is None:
+        return None
+    half = robust.half(min(robust.degrees, robust.observed)) / (robust.mean * (1 - robust.mean))
+    return float(expit(logit(robust.mean) - half)), float(expit(logit(robust.mean) + half))
 
 
 class Robust(NamedTuple):
@@ -177,14 +182,14 @@ def robust_mean(strata: Strata, clusters: Clusters) -> Robust | None:
     """
     import numpy as np
 
-    if any(len(set(its)) < 2 for its in clusters):
+    if any(len(set(names)) < 2 for names in clusters):
         return None
     number_of = {name: number for number, name in enumerate(dict.fromkeys(chain.from_iterable(clusters)))}
-    rows = [[number_of[name] for name in its] for its in clusters]
+    rows = [[number_of[name] for name in names] for names in clusters]
     deviations = [np.subtract(values, fmean(values)) for values in strata]
-    sums = [np.bincount(*its, minlength=len(number_of)) for its in zip(rows, deviations, strict=True)]
+    sums = [np.bincount(*row, minlength=len(number_of)) for row in zip(rows, deviations, strict=True)]
     sizes = np.array(list(map(len, strata)))
-    share = np.transpose([np.bincount(its, minlength=len(number_of)) for its in rows]) / sizes  # (G, C)
+    share = np.transpose([np.bincount(row, minlength=len(number_of)) for row in rows]) / sizes  # (G, C)
     parts = np.transpose(sums).round(DECIMALS) / sizes / np.sqrt(1 - share)
     squares = parts.sum(axis=1) ** 2
     spread = float(squares.sum()) / len(strata) ** 2
@@ -211,13 +216,13 @@ def t_test(strata: Strata, clusters: Clusters | None = None) -> float | None:
     """
     from scipy.special import stdtr
 
-    if min(len(set(its)) for its in clusters or [range(len(stratum)) for stratum in strata]) < 2:
+    if min(len(set(names)) for names in clusters or [range(len(stratum)) for stratum in strata]) < 2:
         return None
     if not any(map(any, strata)):
         return 1.0
     if clusters is not None:
-        its = robust_mean(strata, clusters)
-        return None if its is None else float(2 * stdtr(its.degrees, -abs(its.mean / its.error)))
+        robust = robust_mean(strata, clusters)
+        return None if robust is None else float(2 * stdtr(robust.degrees, -abs(robust.mean / robust.error)))
     variances = [variance(stratum) / len(stratum) for stratum in strata]  # exact: 0 if all are equal
     total = math.fsum(variances)
     if total == 0:
@@ -262,7 +267,7 @@ def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
         by_cluster: dict[str, list[float]] = {}
         for part, cluster in zip(parts, chain.from_iterable(clusters), strict=True):
             by_cluster.setdefault(cluster, []).append(part)
-        parts = [rounded(math.fsum(its)) for its in by_cluster.values()]
+        parts = [rounded(math.fsum(members)) for members in by_cluster.values()]
     return [part for part in parts if part != 0]  # flipping a 0 changes nothing
 
 
@@ -283,11 +288,11 @@ def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: in
     if not all(strata):
         return None
     rng, drawn = np.random.default_rng(seed), []
-    for stratum, its in zip(strata, clusters or [None] * len(strata), strict=True):
+    for stratum, names in zip(strata, clusters or [None] * len(strata), strict=True):
         counts = Counter(stratum)
-        values = [*(one for one, _ in counts), *(other for _, other in counts)]
+        values = [*(first for first, _ in counts), *(second for _, second in counts)]
         whole, batches = np.array(list(counts.values())), []
-        for swapped in _swaps(stratum, counts, rng, its):  # the number of swaps of each distinct pair
+        for swapped in _swaps(stratum, counts, rng, names):  # the number of swaps of each distinct pair
             kept = whole - swapped
             batches.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
         drawn.append(np.concatenate(batches))
@@ -307,7 +312,7 @@ def _swaps(
         whole = np.array(list(counts.values()))
         return (rng.binomial(whole, 0.5, (rows, len(whole))) for rows in batch_sizes(PERMUTATIONS, 2 * len(whole)))
     by_cluster = Counter(zip(clusters, stratum, strict=True))
-    held = np.array([[by_cluster[one, pair] for pair in counts] for one in dict.fromkeys(clusters)], dtype=float)
+    held = np.array([[by_cluster[name, pair] for pair in counts] for name in dict.fromkeys(clusters)], dtype=float)
     return (rng.integers(0, 2, (rows, len(held))) @ held for rows in batch_sizes(PERMUTATIONS, sum(held.shape)))
 
 

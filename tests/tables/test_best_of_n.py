@@ -1,0 +1,53 @@
+"""The curve of best of N against enumeration of all choices, and its figure from score files."""
+
+import random
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+from scipy.stats import bootstrap
+
+from utils import make_figures
+from utils.tables.best_of_n import expected_best, make_curve
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
+def test_the_expectation_is_that_over_all_choices(number):
+    """A missing answer is chosen only if there is nothing else; of equal scores the first wins."""
+    judged, chosen_by = [0.2, 0.9, 0.5, 0.1, 0.0], [1.5, -2.0, 1.5, 3.0, None]
+
+    def best(choice):
+        return max(choice, key=lambda sample: (chosen_by[sample] is not None, chosen_by[sample] or 0, -sample))
+
+    chosen = [judged[best(choice)] for choice in combinations(range(5), min(number, 5))]
+    assert expected_best(judged, chosen_by, number) == pytest.approx(fmean(chosen), abs=1e-12)
+
+
+def contents(scores):
+    """Return a file per sample from each question's scores: question 0 to 9, of two groups."""
+    return [{"per_question_scores": [{"id": str(key), "group": "AB"[key < 4], "score": samples[number]}
+                                     for key, samples in enumerate(scores) if number < len(samples)]}
+            for number in range(4)]  # fmt: skip
+
+
+def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():
+    drawn = random.Random(0)
+    judged = [[drawn.random() for _ in range(4)] for _ in range(10)]
+    judged[9][2] = None  # without a verdict
+    curve = make_curve(contents(judged), contents(judged))  # chosen by the judge itself
+    assert (curve.numbers, curve.num_fewer) == ([1, 2, 4], 1)
+    known = [[score for score in samples if score is not None] for samples in judged]
+    for place, best in ((0, fmean), (2, max)):
+        values = list(map(best, known))
+        mean = fmean([fmean(values[:4]), fmean(values[4:])])
+        assert curve.means[place] == pytest.approx(mean)
+        low, high = curve.intervals[place]
+        average = lambda one, other, axis: (one.mean(axis) + other.mean(axis)) / 2  # noqa: E731
+        found = bootstrap((values[:4], values[4:]), average, method="percentile", random_state=1).confidence_interval
+        assert low == pytest.approx(found.low, abs=0.02) and high == pytest.approx(found.high, abs=0.02)
+
+
+def test_other_input_is_refused(tmp_path, capsys):
+    words = ["--figure", "best_of_n", "--response_addr", "x.json", "--output_addr", str(tmp_path / "figure")]
+    with pytest.raises(make_figures.UserError, match="--figure best_of_n: needs --score_addr, --system"):
+        make_figures.main(words)

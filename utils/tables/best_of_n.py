@@ -1,0 +1,106 @@
+"""The curve of best of N: what a judge gives the sample that another scorer likes best, for growing numbers N.
+
+With M samples of a question, the expectation over all choices of N of them is exact: the sample with the i-th highest
+of M scores, i from 0, is the best of N with probability C(M - 1 - i, N - 1) / C(M, N).
+"""
+
+from collections.abc import Sequence
+from math import comb
+from typing import TYPE_CHECKING, NamedTuple
+
+from utils.cli import UserError
+from utils.records.scores import Scores
+from utils.tables.paper_figures import (
+    COLUMN,
+    DARK,
+    LIGHT,
+    MARKERS,
+    SMALL_TEXT,
+    TEXT,
+    TICKS,
+    add_legend,
+    figure_style,
+    new_figure,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RESAMPLES = 9_999
+
+
+class Curve(NamedTuple):
+    """Means over questions by N, with 95% intervals, and how many questions have fewer usable samples than the most."""
+
+    numbers: list[int]
+    means: list[float]
+    intervals: list[tuple[float, float]]
+    num_fewer: int
+
+
+def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], number: int) -> float:
+    """Return the expected score of the best of `number` of a question's samples, or of all if there are fewer.
+
+    Args:
+        judged: the score of each sample.
+        chosen_by: the score by which the best is chosen; None, of a missing answer, is the lowest. Of equal ones the
+            first is the best.
+    """
+    keys = [(score is None, -(score or 0)) for score in chosen_by]
+    order, most = sorted(range(len(judged)), key=keys.__getitem__), min(number, len(judged))
+    ways = [comb(len(judged) - 1 - place, most - 1) for place in range(len(judged))]
+    return sum(way * judged[sample] for way, sample in zip(ways, order, strict=True)) / comb(len(judged), most)
+
+
+def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores]) -> Curve:
+    """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in one order.
+
+    The mean is over the means of groups. Intervals resample the questions of each group. Samples without a verdict of
+    the judge are left out; UserError if no question has one with it.
+    """
+    import numpy as np
+
+    by_question: dict[str, list[tuple[float, float | None]]] = {}
+    groups: dict[str, str] = {}
+    for content, other in zip(judged, chosen_by, strict=True):
+        scores = {entry["id"]: entry["score"] for entry in other["per_question_scores"]}
+        for entry in content["per_question_scores"]:
+            if entry["score"] is not None and entry["group"] is not None and entry["id"] in scores:
+                by_question.setdefault(entry["id"], []).append((entry["score"], scores[entry["id"]]))
+                groups[entry["id"]] = entry["group"]
+    if not by_question:
+        raise UserError("--figure best_of_n: no sample has both a verdict and a score to choose by")
+    numbers = [2**power for power in range(len(judged).bit_length()) if 2**power <= len(judged)]
+    values = np.array([[expected_best(*zip(*samples, strict=True), number) for number in numbers]
+                       for samples in by_question.values()])  # fmt: skip
+    of_group = [values[[groups[key] == group for key in by_question]] for group in dict.fromkeys(groups.values())]
+    means = np.mean([rows.mean(axis=0) for rows in of_group], axis=0)
+    drawn, generator = np.zeros((RESAMPLES, len(numbers))), np.random.default_rng(0)
+    for rows in of_group:
+        times = generator.multinomial(len(rows), [1 / len(rows)] * len(rows), RESAMPLES)
+        drawn += times @ rows / len(rows) / len(of_group)
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    fewer = sum(len(samples) < len(judged) for samples in by_question.values())
+    return Curve(numbers, means.tolist(), list(zip(low.tolist(), high.tolist(), strict=True)), fewer)
+
+
+@figure_style()
+def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
+    """Draw a curve per scorer that chooses, over N; `label` names the judge's score."""
+    figure = new_figure(COLUMN, 2.6)
+    panel = figure.subplots()
+    lines = []
+    for place, curve in enumerate(curves.values()):
+        style = {"color": (DARK, LIGHT)[place % 2], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
+        lines += panel.plot(curve.numbers, curve.means, linestyle=("-", "--")[place // 2 % 2], linewidth=1.2, **style)
+        lows, highs = zip(*curve.intervals, strict=True)
+        panel.fill_between(curve.numbers, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+    panel.set_xscale("log", base=2)
+    numbers = max((curve.numbers for curve in curves.values()), key=len)
+    panel.set_xticks(numbers, list(map(str, numbers)))
+    panel.set_xlabel("N, the samples chosen from (bands: 95% intervals)", fontsize=SMALL_TEXT)
+    panel.set_ylabel(label, fontsize=TEXT)
+    tidy(panel, **TICKS)
+    add_legend(figure, lines, list(curves))
+    return figure
