@@ -5,6 +5,9 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from statistics import pstdev, stdev
 from types import SimpleNamespace
 
@@ -28,6 +31,8 @@ from utils.objectives.rounds import examples_of_round, relative_scores, relative
 from utils.training.base_model import target_loss
 from utils.training.resumable import Resumable
 
+ROOT = Path(__file__).resolve().parents[2]
+TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 SEARCHES = """
 import re
 
@@ -288,6 +293,28 @@ def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monke
     assert [entry["loss"] for entry in log if "loss" in entry] == [entry["loss"] for entry in whole if "loss" in entry]
     weights, others = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(weights[name], others[name]) for name in weights) and len(log) > 6
+
+
+@pytest.mark.slow
+def test_two_processes_learn_as_one(folder, sampled, tmp_path):
+    """By accelerate, with half of each batch: the same losses and weights."""
+    flags = ["--learning_rate", 5e-3, "--gradient_accumulation_steps", 1, "--role", "other", "--kl", 0.1]
+    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "one", *sampled, *flags,
+                          "--per_device_train_batch_size", 8)  # fmt: skip
+    trace, scores = sampled
+    command = [*TWO, "utils/train_generator.py", "--model_addr", folder / "beginner", "--objective", "grpo"]
+    command += ["--inputs_addr", trace.parent / "ten.json", "--trace_addr", trace, "--score_addr", *scores]
+    command += ["--output_dir", tmp_path / "two", "--lora_rank", 64, "--no-gradient_checkpointing", *flags]
+    command = [sys.executable, *map(str, command), "--per_device_train_batch_size", "4"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    other = [json.loads(line) for line in (tmp_path / "two/training_log.jsonl").read_text().splitlines()]
+    losses = [[entry["loss"] for entry in lines if "loss" in entry] for lines in (log, other)]
+    assert len(losses[0]) > 2 and losses[0] == pytest.approx(losses[1], abs=1e-3)
+    one, two = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("one", "two"))
+    # Not each weight: Adam gives one whose gradient is rounding alone a whole step, either way.
+    distance = sum((one[name] - two[name]).square().sum() for name in one).sqrt()
+    assert distance < 0.02 * sum(weights.square().sum() for weights in one.values()).sqrt()
 
 
 @pytest.mark.slow
