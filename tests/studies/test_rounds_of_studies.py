@@ -137,8 +137,8 @@ def content_of(path):
 QUICK = {"samples_split", "samples_rewards"}
 STAGES = {
     "pr2": ("samples", "samples_split", "samples_scores", "policy", "validation", "validation_scores"),
-    "iap": ("samples", "plain", "samples_rewards", "policy"),
-    "planner_rl": ("samples", "samples_scores", "policy"),
+    "iap": ("plain", "samples_rewards"),  # the stages that only it has
+    "planner_rl": ("samples", "policy"),  # samples are plans and answers
 }
 
 
