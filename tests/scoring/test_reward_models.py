@@ -193,6 +193,25 @@ def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
     assert len(used) == 51 and 0 < sum(used) < 51 * POSTS
 
 
+def test_a_dialogue_that_is_too_long_has_no_reward(server, tmp_path):
+    """By the window, without a request, or by the server, once: the others are scored."""
+    words = dict.fromkeys((record["id"] for record in RECORDS), "Some words.")
+    words |= {RECORDS[1]["id"]: "word " * 9000, RECORDS[2]["id"]: "word " * 900}
+    response_addr, score_addr = tmp_path / "responses.json", tmp_path / "scores.json"
+    response_addr.write_text(json.dumps({key: [{"output": text}] for key, text in words.items()}))
+    refusal = Reply("This model's maximum context length is 512 tokens. Your request has 1600.", status=400)
+    server.reply = lambda request: refusal if len(request["messages"][-1]["content"]) > 999 else Reply("[0.5]")
+    flags = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--response_addr", response_addr]
+    flags = list(map(str, [*flags, "--score_addr", score_addr, *api(server)]))
+    for _ in range(2):
+        assert evaluate_responses.main([*flags, "--overwrite"]) == 0
+        assert len(server.requests) == len(RECORDS) - 1
+        entries = json.loads(score_addr.read_text())["per_question_scores"]
+        assert [entry["score"] for entry in entries] == [0.5, None, None] + [0.5] * (len(RECORDS) - 3)
+        reasons = [entry["details"][0]["reason"] for entry in entries[1:3]]
+        assert reasons[0] == "the prompt is longer than the model takes" and "maximum context length" in reasons[1]
+
+
 @pytest.mark.engine
 def test_a_method_chooses_by_a_reward_model(warm_engine, tmp_path):
     """Best of 3 by a classifier: the answer with the highest reward of the method's own calls."""

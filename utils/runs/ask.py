@@ -331,6 +331,7 @@ class Ask:
         """Have a reward model judge a dialogue that the response ends; return the call's record.
 
         The last posts of the record's profile are left out until it fits; `num_contexts_used` says how many are left.
+        The value is None if it does not fit without any.
         """
         model = self.model(role)
 
@@ -340,6 +341,8 @@ class Ask:
                 rendered = model.chat.render_dialogue(messages)
                 if model.chat.length(rendered) < model.window.length:
                     break
+            else:
+                rendered = None
             fields = {"num_contexts_used": number}
             return Call(self.key, rendered, writable, model.policy, fields, messages, is_rewarded=True)
 
