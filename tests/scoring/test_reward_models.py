@@ -12,9 +12,13 @@ from tiny_chat import SAMPLE, save_tiny_chat
 import baselines
 import evaluate_responses
 from prompts import join_posts, load_prompt
-from utils import make_table, select_responses
+from utils import make_figures, make_table, report, select_responses
+from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.records.datasets import read_dataset
+from utils.tables.columns import compare_pairs, point_of
+from utils.tables.paper_figures import score_limits
+from utils.tables.system_scores import System
 
 DATA, POSTS = SAMPLE / "test.json", 3
 RECORDS = read_dataset(DATA)
@@ -161,6 +165,47 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     assert evaluate_responses.main(more) == 0
     with pytest.raises(UserError, match="judged differently from"):
         make_table.main(["--system", "A", str(scores[1]), "--system", "B", str(others[1])])
+
+
+def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_path, capsys):
+    server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
+    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server))
+    assert evaluate_responses.main(flags) == 0
+    capsys.readouterr()
+    systems = ["--system", "A", str(scores[0]), "--system", "B", str(scores[1])]
+    assert make_table.main(systems) == 0
+    head, _, first, *_ = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert (first[-4:], head[-1]) == (["-7.0000", "13", "1", "0 |"], "Unscored responses |")
+    with pytest.raises(UserError, match="has rewards, and 0 is not the lowest reward"):
+        make_table.main([*systems, "--unscored_as_zero"])
+    output = str(tmp_path / "figure")
+    with pytest.raises(UserError, match="a reward may be negative; use --figure groups"):
+        make_figures.main(["--figure", "3", *systems, "--output_addr", output])
+    assert make_figures.main(["--figure", "groups", *systems, "--output_addr", output]) == 0
+    words = ["--inputs_addr", DATA, "--system", "A", responses[1], scores[1], "--output_addr", tmp_path / "page.html"]
+    assert report.main(list(map(str, words))) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert '"limits": [null, null]' in page or '"limits":[null,null]' in page
+    assert "reward on the reward model's own scale, the mean" in page and "from 0 to 1" not in page
+
+
+def test_an_interval_of_rewards_is_not_cut_at_0_and_1():
+    metric, place = lampqa.TASK.metrics["reward"], {"group": lampqa.TASK.groups[0], "answered": True}
+    entries = [{**place, "id": str(n), "score": n - 9.0, "cluster": str(n // 2), "details": [{"score": n - 9.0}]}
+               for n in range(6)]  # fmt: skip
+    point = point_of(System("A", lampqa.TASK, "reward", {"a": {"per_question_scores": entries}}), [entries])
+    assert point.interval[0] < point.mean == -6.5 < point.interval[1] < 0
+    low, high = score_limits([point], metric)
+    assert low < point.interval[0] and point.interval[1] < high
+    figures = compare_pairs(metric, [[({**entry, "score": 20.0}, entry) for entry in entries]], True, True)
+    assert 1 < figures["interval"][0] < figures["difference"] == 26.5 < figures["interval"][1]
+
+
+def test_only_scorers_need_the_field_of_the_groups():
+    record = {**RECORDS[0], "category": 5}
+    lampqa.TASK.check(record, "a", ["profile"])
+    with pytest.raises(UserError, match="category"):
+        lampqa.TASK.check(record, "a", ["reward"])
 
 
 def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
