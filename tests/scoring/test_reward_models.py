@@ -201,13 +201,6 @@ def test_an_interval_of_rewards_is_not_cut_at_0_and_1():
     assert 1 < figures["interval"][0] < figures["difference"] == 26.5 < figures["interval"][1]
 
 
-def test_only_scorers_need_the_field_of_the_groups():
-    record = {**RECORDS[0], "category": 5}
-    lampqa.TASK.check(record, "a", ["profile"])
-    with pytest.raises(UserError, match="category"):
-        lampqa.TASK.check(record, "a", ["reward"])
-
-
 def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     flags, _ = flags_of(samples, tmp_path, *api(server))
     server.reply = lambda request: Reply("[0.1, 0.9]")

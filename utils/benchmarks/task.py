@@ -3,7 +3,7 @@
 A script never asks which benchmark it has; it uses the fields here (docs/adding_a_benchmark.md).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -328,11 +328,10 @@ class Task:
         """Return the name of this task's column in a table over several tasks."""
         return f"{self.name}, {metric}"
 
-    def check(self, record: Record, where: str, needs: Collection[str]) -> None:
+    def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check the fields that will be read; `needs` are fields, metrics, or other names that `fields_for` knows."""
         wanted = self.fields_for(needs)
-        read_by_scorer = self.fields_for(self.metrics) - {"profile"}  # systems read it too, and a reward model
-        is_scored = not wanted.isdisjoint(read_by_scorer) or not self.metrics.keys().isdisjoint(needs)
+        is_scored = not wanted.isdisjoint(self.fields_for(self.metrics))
         if is_scored:
             wanted.add(self.group_field)
         for name, form in self.fields.items():
