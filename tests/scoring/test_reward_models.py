@@ -217,9 +217,47 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
         (tmp_path / "chat", "chat: not a sequence classifier, which a reward model is"),
+        (tmp_path / "none", "none: no such folder"),
     ):
         with pytest.raises(UserError, match=match):
             evaluate_responses.main(flags_of(samples, tmp_path / "x", "--evaluator_llm", model, "--dry_run")[0])
+
+
+def test_a_classifier_does_not_write(samples, tmp_path):
+    model, data = save_classifier(tmp_path), ["--inputs_addr", DATA, "--dry_run"]
+    judge = ["--evaluator_llm", model, "--response_addr", samples / "split/sample_1.json", "--score_addr"]
+    generator = ["--model_addr", model, "--output_addr"]
+    method = ["--method", "best_of_n", "--unranked", *generator]
+    for script, flags in ((evaluate_responses, judge), (baselines, generator), (baselines, method)):
+        with pytest.raises(UserError, match="reward: is a classifier, which writes no text; give a chat model"):
+            script.main(list(map(str, [*data, *flags, tmp_path / "output.json"])))
+
+
+def test_a_method_asks_a_reward_model_behind_an_api(server, tmp_path):
+    server.reply = lambda request: Reply("[-2.5]" if "use_activation" in request else "An answer.")
+    method, output = tmp_path / "by_reward.py", tmp_path / "answers.json"
+    method.write_text("""async def answer(record, ask):
+    text = await ask("{question}")
+    ask.note(mark=await ask.reward(text, model="judge"))
+    return text
+""")
+    flags = [
+        "--method",
+        method,
+        "--inputs_addr",
+        DATA,
+        "--unranked",
+        "--limit",
+        2,
+        "--model_addr",
+        "writer",
+        "--openai",
+    ]
+    flags += ["--base_url", server.url, "--model", "judge=rm", "--num_contexts", 2, "--output_addr", output]
+    assert baselines.main(list(map(str, flags))) == 0
+    assert [answers[0]["notes"]["mark"] for answers in json.loads(output.read_text()).values()] == [-2.5, -2.5]
+    prompts = [request["messages"] for request in server.requests if "use_activation" in request]
+    assert dialogue(RECORDS[0], "An answer.", 2) in prompts
 
 
 def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
@@ -264,5 +302,3 @@ def test_a_method_chooses_by_a_reward_model(warm_engine, tmp_path):
         judged = {line["messages"][-1]["content"]: line["value"] for line in trace if line["role"] == "judge"}
         assert answers[0]["output"] in judged and len(judged) > 2
         assert answers[0]["notes"]["mark"] == judged[answers[0]["output"]]
-    with pytest.raises(UserError, match="reward: is a classifier; give a chat model"):
-        baselines.main([str(model if flag == tmp_path / "chat" else flag) for flag in flags])

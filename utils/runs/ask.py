@@ -316,11 +316,12 @@ class Ask:
     async def reward(self, response: str, model: str) -> float | None:
         """Return the number that a reward model gives a response after the best --num_contexts posts and the question.
 
-        None if it is not a finite number. ValueError if the model is not a classifier, or the benchmark has no reward.
+        None if it is not a finite number, or the dialogue is too long. ValueError if a local model is not a classifier,
+        or the benchmark has no reward.
         """
-        around, record = self._around, self._record
+        around, record, chosen = self._around, self._record, self.model(model)
         metric = around.task.metrics.get("reward")
-        if metric is None or not self.model(model).gives_rewards:
+        if metric is None or not (chosen.gives_rewards or chosen.flags.openai):
             problem = f"{model} is not a reward model" if metric else f"{around.task.name} has no prompt for rewards"
             raise ValueError(f"ask.reward: {problem}")
         shown = {**record, "profile": record["profile"][: self.num_contexts]}
