@@ -187,6 +187,7 @@ def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_p
     page = (tmp_path / "page.html").read_text()
     assert '"limits": [null, null]' in page or '"limits":[null,null]' in page
     assert "reward on the reward model's own scale, the mean" in page and "from 0 to 1" not in page
+    assert "Constrained decoding: judge no text" in page
 
 
 def test_an_interval_of_rewards_is_not_cut_at_0_and_1():

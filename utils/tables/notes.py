@@ -166,7 +166,8 @@ def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
             settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
             answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
-            judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
+            writes = not (settings.get("verdicts") or system.metric.is_unbounded)
+            judged = settings.get("constrained_decoding", NOT_KNOWN) if writes else "no text"
             facts = [
                 {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
                 for prompts in (settings.get("prompt", {}), answers["prompt"])

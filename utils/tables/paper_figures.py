@@ -108,7 +108,7 @@ def score_limits(points: Sequence[Point], metric: Metric) -> tuple[float, float]
 
 def score_label(metric: Metric) -> str:
     if metric.is_unbounded:
-        return "reward (the model's scale)"
+        return "score (the reward model's scale)"
     return "error (lower is better)" if metric.lower_is_better else "score (0 to 1)"
 
 
