@@ -143,6 +143,8 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     assert select_responses.main(list(map(str, words))) == 0
     chosen = json.loads(best.read_text())
     assert all(answers[0]["output"].endswith(" 3 times.") for answers in chosen.values())
+    with pytest.raises(UserError, match="dropped, below --min_score: 13"):
+        select_responses.main([*map(str, words), "--min_score", "-3.5", "--overwrite"])
     server.reply = lambda request: Reply(json.dumps({"match_score": 1}))
     words = [
         "--inputs_addr",
