@@ -92,6 +92,11 @@ def build_parser() -> cli.FlagParser:
         "with --strategy reward, which generates no text",
     )
     parser.without_effect(
+        "--chat_template_kwargs --reasoning_effort --extra_body",
+        lambda args: args.strategy == "reward" and args.openai,
+        "with --strategy reward and --openai",
+    )
+    parser.without_effect(
         "--num_contexts --unranked", lambda args: args.strategy != "reward", "without --strategy reward", "give it"
     )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")

@@ -324,6 +324,7 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
     for pair in figures["pairs"]:
         names = {"spearman": "Spearman's correlation", "kendall": "Kendall's tau-b"}
         texts = [f"{word} {signed(pair[key])} {interval_text(pair[f'{key}_interval'])}" for key, word in names.items()]
+        texts = ["no correlation, because a judge's means are all equal"] if pair["spearman"] is None else texts
         notes.append(f"{pair['judges'][0]} and {pair['judges'][1]}: {', '.join(texts)}.")
     notes += [
         "These compare the order of the systems by mean score; 1 if both judges rank them alike. Interval: 95%, by a "

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import tasks
+from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -37,6 +38,7 @@ from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
 from utils.parsing.plans import one_line
 from utils.records.responses import read_responses
+from utils.records.scores import Scores
 from utils.tables import paper_figures
 from utils.tables.best_of_n import best_of_n_figure, make_curve
 from utils.tables.columns import interval_words, points_of
@@ -156,30 +158,35 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return paper_figures.rankings_figure(systems, pairs), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])
     systems, notes = read_scored(args)
-    are_errors = systems[0].metric.lower_is_better
+    metric = systems[0].metric
     if args.figure == "groups":
         return paper_figures.groups_figure(systems), notes
+    if args.figure == "3" and metric.is_unbounded:
+        raise UserError("--figure 3: shows shares of a score from 0, but a reward may be negative; use --figure groups")
     if args.figure == "3":
         return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
     bars += "".join(f"\nk = {system.name}: {system.excluded}" for system in systems if system.excluded)
-    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
+    return paper_figures.posts_figure(dict(sorted(points.items())), metric, bars), notes
+
+
+def metric_of(scores: list[Scores]) -> Metric:
+    return tasks()[scores[0]["task"]].metrics[scores[0]["strategy"]]
 
 
 def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Draw the curves of best of N; the notes have their values."""
     samples = split(read_responses(args.response_addr))
     judged = list(read_sample_scores(args.score_addr, samples, args.response_addr).values())
-    metric = tasks()[judged[0]["task"]].metrics[judged[0]["strategy"]]
     curves, notes = {}, []
     for name, *paths in args.system:
-        scores = read_sample_scores(paths, samples, args.response_addr)
-        curves[one_line(name)] = curve = make_curve(judged, list(scores.values()))
+        chosen_by = list(read_sample_scores(paths, samples, args.response_addr).values())
+        curves[one_line(name)] = curve = make_curve(judged, chosen_by, metric_of(chosen_by).lower_is_better)
         values = ", ".join(f"{number}: {mean:.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
-    return best_of_n_figure(curves, paper_figures.score_label(metric.lower_is_better)), notes
+    return best_of_n_figure(curves, paper_figures.score_label(metric_of(judged))), notes
 
 
 # Reading

@@ -47,7 +47,7 @@ def build_parser() -> cli.FlagParser:
     add("--worst_addr", metavar="FILE",
         help="output file for the worst response to each of these questions; drops questions with equal scores only, "
         "or no score (default: none)")
-    add("--min_score", type=cli.non_negative_float, metavar="SCORE",
+    add("--min_score", type=cli.finite_float, metavar="SCORE",
         help="drop questions whose best response scores less, or has no score (default: no minimum)")
     parser.without_effect(
         "--score_addr --output_addr --worst_addr --min_score", lambda args: args.split_dir is not None,

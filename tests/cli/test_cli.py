@@ -336,6 +336,9 @@ WITHOUT_EFFECT = [
     ("evaluate_responses.py", "--strategy reward",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --constrained_decoding never", "with --strategy reward, which generates no text\n  leave {} out"),
+    ("evaluate_responses.py", "--strategy reward --openai",
+     "--chat_template_kwargs {} --reasoning_effort low --extra_body {}",
+     "with --strategy reward and --openai\n  leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
     ("evaluate_responses.py", "", UNDER_WAY, NO_API),
     ("evaluate_responses.py", "--verdicts probability",

@@ -58,7 +58,7 @@ def asked(monkeypatch, switched):
     class Engine:
         concurrency, device = 3, "script"
 
-        def __init__(self, args, models, max_model_len):
+        def __init__(self, args, models, max_model_len, gives_rewards):
             texts.append(max_model_len)
 
         async def complete(self, model, prompt, sampling):

@@ -127,7 +127,7 @@ class Thinker:
     concurrency, device, finishes = 2, "none", staticmethod(lambda prompt, attempt: False)
     opened, tries = [], []
 
-    def __init__(self, args, models, max_model_len):
+    def __init__(self, args, models, max_model_len, gives_rewards):
         self.opened.append((args.reasoning_parser, max_model_len))
         self.tokenizer = LocalChat(models[0]).tokenizer
         self.reader = ThoughtReader(None, lambda: self.tokenizer)

@@ -12,9 +12,13 @@ from tiny_chat import SAMPLE, save_tiny_chat
 import baselines
 import evaluate_responses
 from prompts import join_posts, load_prompt
-from utils import make_table, select_responses
+from utils import make_figures, make_table, report, select_responses
+from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.records.datasets import read_dataset
+from utils.tables.columns import compare_pairs, point_of
+from utils.tables.paper_figures import score_limits
+from utils.tables.system_scores import System
 
 DATA, POSTS = SAMPLE / "test.json", 3
 RECORDS = read_dataset(DATA)
@@ -139,6 +143,8 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     assert select_responses.main(list(map(str, words))) == 0
     chosen = json.loads(best.read_text())
     assert all(answers[0]["output"].endswith(" 3 times.") for answers in chosen.values())
+    with pytest.raises(UserError, match="dropped, below --min_score: 13"):
+        select_responses.main([*map(str, words), "--min_score", "-3.5", "--overwrite"])
     server.reply = lambda request: Reply(json.dumps({"match_score": 1}))
     words = [
         "--inputs_addr",
@@ -163,6 +169,41 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
         make_table.main(["--system", "A", str(scores[1]), "--system", "B", str(others[1])])
 
 
+def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_path, capsys):
+    server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
+    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server))
+    assert evaluate_responses.main(flags) == 0
+    capsys.readouterr()
+    systems = ["--system", "A", str(scores[0]), "--system", "B", str(scores[1])]
+    assert make_table.main(systems) == 0
+    head, _, first, *_ = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert (first[-4:], head[-1]) == (["-7.0000", "13", "1", "0 |"], "Unscored responses |")
+    with pytest.raises(UserError, match="has rewards, and 0 is not the lowest reward"):
+        make_table.main([*systems, "--unscored_as_zero"])
+    output = str(tmp_path / "figure")
+    with pytest.raises(UserError, match="a reward may be negative; use --figure groups"):
+        make_figures.main(["--figure", "3", *systems, "--output_addr", output])
+    assert make_figures.main(["--figure", "groups", *systems, "--output_addr", output]) == 0
+    words = ["--inputs_addr", DATA, "--system", "A", responses[1], scores[1], "--output_addr", tmp_path / "page.html"]
+    assert report.main(list(map(str, words))) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert '"limits": [null, null]' in page or '"limits":[null,null]' in page
+    assert "reward on the reward model's own scale, the mean" in page and "from 0 to 1" not in page
+    assert "Constrained decoding: judge no text" in page
+
+
+def test_an_interval_of_rewards_is_not_cut_at_0_and_1():
+    metric, place = lampqa.TASK.metrics["reward"], {"group": lampqa.TASK.groups[0], "answered": True}
+    entries = [{**place, "id": str(n), "score": n - 9.0, "cluster": str(n // 2), "details": [{"score": n - 9.0}]}
+               for n in range(6)]  # fmt: skip
+    point = point_of(System("A", lampqa.TASK, "reward", {"a": {"per_question_scores": entries}}), [entries])
+    assert point.interval[0] < point.mean == -6.5 < point.interval[1] < 0
+    low, high = score_limits([point], metric)
+    assert low < point.interval[0] and point.interval[1] < high
+    figures = compare_pairs(metric, [[({**entry, "score": 20.0}, entry) for entry in entries]], True, True)
+    assert 1 < figures["interval"][0] < figures["difference"] == 26.5 < figures["interval"][1]
+
+
 def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     flags, _ = flags_of(samples, tmp_path, *api(server))
     server.reply = lambda request: Reply("[0.1, 0.9]")
@@ -179,9 +220,47 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
         (tmp_path / "chat", "chat: not a sequence classifier, which a reward model is"),
+        (tmp_path / "none", "none: no such folder"),
     ):
         with pytest.raises(UserError, match=match):
             evaluate_responses.main(flags_of(samples, tmp_path / "x", "--evaluator_llm", model, "--dry_run")[0])
+
+
+def test_a_classifier_does_not_write(samples, tmp_path):
+    model, data = save_classifier(tmp_path), ["--inputs_addr", DATA, "--dry_run"]
+    judge = ["--evaluator_llm", model, "--response_addr", samples / "split/sample_1.json", "--score_addr"]
+    generator = ["--model_addr", model, "--output_addr"]
+    method = ["--method", "best_of_n", "--unranked", *generator]
+    for script, flags in ((evaluate_responses, judge), (baselines, generator), (baselines, method)):
+        with pytest.raises(UserError, match="reward: is a classifier, which writes no text; give a chat model"):
+            script.main(list(map(str, [*data, *flags, tmp_path / "output.json"])))
+
+
+def test_a_method_asks_a_reward_model_behind_an_api(server, tmp_path):
+    server.reply = lambda request: Reply("[-2.5]" if "use_activation" in request else "An answer.")
+    method, output = tmp_path / "by_reward.py", tmp_path / "answers.json"
+    method.write_text("""async def answer(record, ask):
+    text = await ask("{question}")
+    ask.note(mark=await ask.reward(text, model="judge"))
+    return text
+""")
+    flags = [
+        "--method",
+        method,
+        "--inputs_addr",
+        DATA,
+        "--unranked",
+        "--limit",
+        2,
+        "--model_addr",
+        "writer",
+        "--openai",
+    ]
+    flags += ["--base_url", server.url, "--model", "judge=rm", "--num_contexts", 2, "--output_addr", output]
+    assert baselines.main(list(map(str, flags))) == 0
+    assert [answers[0]["notes"]["mark"] for answers in json.loads(output.read_text()).values()] == [-2.5, -2.5]
+    prompts = [request["messages"] for request in server.requests if "use_activation" in request]
+    assert dialogue(RECORDS[0], "An answer.", 2) in prompts
 
 
 def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
@@ -191,6 +270,25 @@ def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
     details = [entry["details"][0] for path in scores for entry in json.loads(path.read_text())["per_question_scores"]]
     used = [detail["num_contexts_used"] for detail in details if "num_contexts_used" in detail]
     assert len(used) == 51 and 0 < sum(used) < 51 * POSTS
+
+
+def test_a_dialogue_that_is_too_long_has_no_reward(server, tmp_path):
+    """By the window, without a request, or by the server, once: the others are scored."""
+    words = dict.fromkeys((record["id"] for record in RECORDS), "Some words.")
+    words |= {RECORDS[1]["id"]: "word " * 9000, RECORDS[2]["id"]: "word " * 900}
+    response_addr, score_addr = tmp_path / "responses.json", tmp_path / "scores.json"
+    response_addr.write_text(json.dumps({key: [{"output": text}] for key, text in words.items()}))
+    refusal = Reply("This model's maximum context length is 512 tokens. Your request has 1600.", status=400)
+    server.reply = lambda request: refusal if len(request["messages"][-1]["content"]) > 999 else Reply("[0.5]")
+    flags = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--response_addr", response_addr]
+    flags = list(map(str, [*flags, "--score_addr", score_addr, *api(server)]))
+    for _ in range(2):
+        assert evaluate_responses.main([*flags, "--overwrite"]) == 0
+        assert len(server.requests) == len(RECORDS) - 1
+        entries = json.loads(score_addr.read_text())["per_question_scores"]
+        assert [entry["score"] for entry in entries] == [0.5, None, None] + [0.5] * (len(RECORDS) - 3)
+        reasons = [entry["details"][0]["reason"] for entry in entries[1:3]]
+        assert reasons[0] == "the prompt is longer than the model takes" and "maximum context length" in reasons[1]
 
 
 @pytest.mark.engine
@@ -207,5 +305,3 @@ def test_a_method_chooses_by_a_reward_model(warm_engine, tmp_path):
         judged = {line["messages"][-1]["content"]: line["value"] for line in trace if line["role"] == "judge"}
         assert answers[0]["output"] in judged and len(judged) > 2
         assert answers[0]["notes"]["mark"] == judged[answers[0]["output"]]
-    with pytest.raises(UserError, match="reward: is a classifier; give a chat model"):
-        baselines.main([str(model if flag == tmp_path / "chat" else flag) for flag in flags])

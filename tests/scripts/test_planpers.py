@@ -100,7 +100,7 @@ class Engines:
         self.tokenizer, self.reply, self.models = tokenizer, scripted_reply, None
         self.events, self.calls = [], []
 
-    def open(self, args, models, max_model_len):
+    def open(self, args, models, max_model_len, gives_rewards):
         assert self.models is None  # one at a time
         self.models = models
         self.events.append(("open", models))

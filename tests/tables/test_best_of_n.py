@@ -47,6 +47,11 @@ def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():
         assert low == pytest.approx(found.low, abs=0.02) and high == pytest.approx(found.high, abs=0.02)
 
 
+def test_of_errors_the_lowest_is_the_best():
+    errors = [[3.0, 1.0, 2.0, 4.0]] * 10
+    assert make_curve(contents(errors), contents(errors), lower_is_better=True).means == [2.5, pytest.approx(10 / 6), 1]
+
+
 def test_other_input_is_refused(tmp_path, capsys):
     words = ["--figure", "best_of_n", "--response_addr", "x.json", "--output_addr", str(tmp_path / "figure")]
     with pytest.raises(make_figures.UserError, match="--figure best_of_n: needs --score_addr, --system"):

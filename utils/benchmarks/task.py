@@ -5,6 +5,7 @@ A script never asks which benchmark it has; it uses the fields here (docs/adding
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -138,11 +139,16 @@ class Metric:
     unit: str = "response"  # noun for what a verdict is about
     pooled: Pooled | None = None  # combines the scores of several questions; None: their mean
     lower_is_better: bool = False  # scores are errors, from 0 up
-    is_unbounded: bool = False  # scores are any numbers, on the scale of the model that gives them
+    is_unbounded: bool = False  # scores are rewards: any numbers, on the scale of the model that gives them
     is_share: bool = False  # a score is 0 or 1, so the mean is a share, with the interval `share_interval`
     worst: str = "0"  # the score of a missing answer, in words
     # Whether an entry's answer could not be read, so that it counts as missing.
     is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The lowest and the highest score that there can be."""
+        return -inf if self.is_unbounded else 0.0, inf if self.is_unbounded or self.lower_is_better else 1.0
 
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
         """Return the keys of a question's verdicts: (id, verdict's number), and the sample's number unless it is 0."""

@@ -37,6 +37,7 @@ from utils.cli.flags import (
     FlagParser,
     api_address,
     at_home,
+    finite_float,
     fraction,
     non_negative_float,
     non_negative_int,

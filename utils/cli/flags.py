@@ -219,6 +219,7 @@ non_negative_int = value_type("non_negative_int", int, lambda value: value >= 0,
 non_negative_float = value_type(
     "non_negative_float", float, lambda value: 0 <= value < math.inf, "is not a number from 0 up"
 )
+finite_float = value_type("finite_float", float, math.isfinite, "is not a finite number")
 penalty = value_type("penalty", float, lambda value: -2 <= value <= 2, "is not between -2 and 2")
 share = value_type("share", float, lambda value: 0 <= value <= 1, "is not between 0 and 1")
 temperature = value_type("temperature", float, lambda value: 0 <= value <= 2, "is not between 0 and 2")

@@ -16,8 +16,8 @@ import time
 from argparse import Namespace
 from base64 import b64encode
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -117,39 +117,34 @@ class APIEngine:
         await self._check_continues(model, prompt)
         request, schema, send = self._request(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
         async with self._alone_at_first((model, isinstance(schema, dict))):
-            try:
-                completion = await self._insist(lambda: self.refusals.ask(request, schema, send))
-            except MalformedError as error:
-                raise self._refusal(model, prompt, error) from None
-            except RefusedError:
-                self._has_answered(model)
-                raise
-            self._has_answered(model)
-            return completion
+            with self._noting_answer(model, prompt):
+                return await self._insist(lambda: self.refusals.ask(request, schema, send))
 
     async def reward(self, model: str, prompt: Rendered) -> Rewarded:
         """Return the only logit of a classifier behind vLLM's server, which has /classify beside /v1.
 
-        UserError if the server has no such address, or the model not exactly one label.
+        Raises:
+            RefusedError: the server refuses this dialogue, because it is too long for example.
+            UnavailableError: every try failed.
+            UserError: the server has no such address, or the model not exactly one label.
         """
         address = f"{str(self._client.base_url).rstrip('/').removesuffix('/v1')}/classify"
         body = {"model": model, "messages": prompt, "use_activation": False}
         async with self._alone_at_first((model, False)):
             try:
-                reply = await self._insist(
-                    lambda: self._explained(self._client.post(address, body=body, cast_to=Response))
-                )
-                content = reply.json()
-                [logit] = content["data"][0]["probs"]
-                tokens = content["usage"]["prompt_tokens"]
-                given = Rewarded(float("nan") if logit is None else float(logit), int(tokens))
+                with self._noting_answer(model, prompt):
+                    reply = await self._insist(
+                        lambda: self._explained(self._client.post(address, body=body, cast_to=Response))
+                    )
+                    content = reply.json()
+                    [logit] = content["data"][0]["probs"]
+                    tokens = content["usage"]["prompt_tokens"]
+                    return Rewarded(float("nan") if logit is None else float(logit), int(tokens))
             except AbsentError:
                 raise UserError(f"{model}: the {self.device} has no /classify; serve it by vLLM") from None
             except (ValueError, KeyError, TypeError, IndexError, AttributeError):
                 problem = "a reply without one number: is it a reward model, with one label?"
                 raise UserError(f"{model}: the {self.device} gave {problem}") from None
-            self._has_answered(model)
-            return given
 
     async def _check_continues(self, model: str, prompt: Rendered) -> None:
         """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""
@@ -165,6 +160,18 @@ class APIEngine:
             remedy = "end the prompt with a [user] part, or use a local model"
             raise UserError(f"{model}: a prompt that ends with the assistant's turn {problem}\n  {remedy}")
         self._continuing.add(model)
+
+    @contextmanager
+    def _noting_answer(self, model: str, prompt: Rendered) -> Iterator[None]:
+        """Note that a model has answered; turn a `MalformedError` into what `_refusal` returns."""
+        try:
+            yield
+        except MalformedError as error:
+            raise self._refusal(model, prompt, error) from None
+        except RefusedError:
+            self._has_answered(model)
+            raise
+        self._has_answered(model)
 
     def _has_answered(self, model: str) -> None:
         self._answering.add(model)

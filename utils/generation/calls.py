@@ -238,8 +238,11 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
 
 
 async def _reward(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """Return a record with the reward of the call's dialogue; None if it is not a finite number."""
-    given = await model.completions.reward(engine, model.addr, call.prompt, id=call.key[0], role=role)
+    """Return a record with the reward of the call's dialogue; None if it is refused or not a finite number."""
+    try:
+        given = await model.completions.reward(engine, model.addr, call.prompt, id=call.key[0], role=role)
+    except RefusedError as refusal:
+        return {"value": None, "reason": str(refusal), **call.record, "attempts": 1, **_spent([])}
     value = {"value": given.reward}
     if not math.isfinite(given.reward):
         value = {"value": None, "reason": "the model gives no finite number"}

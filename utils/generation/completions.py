@@ -5,13 +5,15 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from utils.generation.requests import Completion, Engine, RefusedError, Rendered, Rewarded, Sampling, Scored
 from utils.generation.store import ModelStore
+
+T = TypeVar("T")
 
 DEFAULTS = {field.name: field.default for field in fields(Completion)}  # a line has no field with its default
 KEY_DIGITS = 32  # hex digits of a request's hash that identify it
@@ -82,20 +84,25 @@ class Completions:
                 return Completion(**{**values, "refused_parameters": tuple(values.get("refused_parameters", ()))})
             if engine is None:
                 raise NotStoredError
-            try:
-                completion = await engine.complete(model, hashed.prompt, sampling)
-            except RefusedError as refusal:
-                fields["refused"] = str(refusal)
-                if refusal.is_certain:
-                    self._keep(key, fields)
-                else:
-                    self._refused[key] = fields
-                raise
+            completion = await self._unless_refused(key, fields, engine.complete(model, hashed.prompt, sampling))
             written = {name: value for name, value in asdict(completion).items() if value != DEFAULTS[name]}
             self._keep(key, fields | written)
-            self._has_answered = True
-            self.keep_refusals()
             return completion
+
+    async def _unless_refused(self, key: str, fields: dict[str, Any], request: Awaitable[T]) -> T:
+        """Return a request's result; if the server refuses it, keep the refusal with `fields`, and raise it."""
+        try:
+            result = await request
+        except RefusedError as refusal:
+            refused = fields | {"refused": str(refusal)}
+            if refusal.is_certain:
+                self._keep(key, refused)
+            else:
+                self._refused[key] = refused
+            raise
+        self._has_answered = True
+        self.keep_refusals()
+        return result
 
     def keep_refusals(self) -> None:
         """Store the refusals that may have been of all prompts, if the server has answered another prompt."""
@@ -118,15 +125,17 @@ class Completions:
             return scored
 
     async def reward(self, engine: Engine | None, model: str, prompt: Rendered, **fields: Any) -> Rewarded:
-        """Return, in the same way, the reward of a whole dialogue."""
+        """Return, in the same way, the reward of a whole dialogue; RefusedError and NotStoredError as in `complete`."""
         key = _hash("reward", self.store.described, prompt).hexdigest()[:KEY_DIGITS]
         async with self._turn(key):
             if (stored := await self._find(key)) is not None:
+                if "refused" in stored:
+                    raise RefusedError(stored["refused"])
                 reward = float("nan") if stored["reward"] is None else stored["reward"]
                 return Rewarded(reward, stored["prompt_tokens"], stored["cached_tokens"])
             if engine is None:
                 raise NotStoredError
-            rewarded = await engine.reward(model, prompt)
+            rewarded = await self._unless_refused(key, fields, engine.reward(model, prompt))
             self._keep(key, fields | asdict(rewarded))
             return rewarded
 

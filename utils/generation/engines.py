@@ -116,10 +116,13 @@ def choose_model(
         kind: the class of the model, with further `fields`.
         identity: of `identify_model`, if it is known.
 
-    UserError if the model's files or the API's key are missing.
+    UserError if the model's files or the API's key are missing, or if a local model is a classifier that does not give
+    rewards.
     """
     addr = flags.model_addr
     identity = identity or identify_model(flags, addr)
+    if not flags.openai and not fields.get("gives_rewards") and is_classifier(addr, flags.cache_dir):
+        raise UserError(f"{addr}: is a classifier, which writes no text; give a chat model")
     is_adapter = not flags.openai and adapter_base(addr)
     trained = trained_settings(addr, flags.cache_dir) if is_adapter else {}
     return kind(addr, identity, flags, open_completions(flags, addr, identity), trained, **fields)

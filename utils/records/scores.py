@@ -148,6 +148,8 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
             f"{path}: its strategy is {quote(name)}, which does not score a single system\n"
             f"  give files of strategy {' or '.join(singles)}"
         )
+    if unscored_as_zero and metric.is_unbounded:
+        raise UserError(f"--unscored_as_zero: {path} has rewards, and 0 is not the lowest reward; leave the flag out")
     if "num_unanswered" not in scores or not scores["per_question_scores"]:
         raise UserError(f"{path}: has no questions or no 'num_unanswered'; leave it out, or judge the responses again")
     for number, entry in enumerate(scores["per_question_scores"]):
@@ -199,9 +201,8 @@ def _check_score(metric: Metric, entry: Record, where: str) -> None:
     if score is None or expected is None:
         is_right = score is expected
     else:
-        most = sys.float_info.max if metric.lower_is_better or metric.is_unbounded else 1
-        least = -most if metric.is_unbounded else 0
-        is_right = type(score) in (int, float) and least <= score <= most
+        least, most = metric.limits
+        is_right = type(score) in (int, float) and least <= score <= most and abs(score) <= sys.float_info.max
         is_right = is_right and math.isclose(score, expected, abs_tol=1e-9)
     if not is_right:
         raise UserError(f"{where}: its score is {quote(score)}, but its {metric.unit}s give {expected}")

@@ -316,11 +316,12 @@ class Ask:
     async def reward(self, response: str, model: str) -> float | None:
         """Return the number that a reward model gives a response after the best --num_contexts posts and the question.
 
-        None if it is not a finite number. ValueError if the model is not a classifier, or the benchmark has no reward.
+        None if it is not a finite number, or the dialogue is too long. ValueError if a local model is not a classifier,
+        or the benchmark has no reward.
         """
-        around, record = self._around, self._record
+        around, record, chosen = self._around, self._record, self.model(model)
         metric = around.task.metrics.get("reward")
-        if metric is None or not self.model(model).gives_rewards:
+        if metric is None or not (chosen.gives_rewards or chosen.flags.openai):
             problem = f"{model} is not a reward model" if metric else f"{around.task.name} has no prompt for rewards"
             raise ValueError(f"ask.reward: {problem}")
         shown = {**record, "profile": record["profile"][: self.num_contexts]}
@@ -331,6 +332,7 @@ class Ask:
         """Have a reward model judge a dialogue that the response ends; return the call's record.
 
         The last posts of the record's profile are left out until it fits; `num_contexts_used` says how many are left.
+        The value is None if it does not fit without any.
         """
         model = self.model(role)
 
@@ -340,6 +342,8 @@ class Ask:
                 rendered = model.chat.render_dialogue(messages)
                 if model.chat.length(rendered) < model.window.length:
                     break
+            else:
+                rendered = None
             fields = {"num_contexts_used": number}
             return Call(self.key, rendered, writable, model.policy, fields, messages, is_rewarded=True)
 

@@ -103,9 +103,10 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
     """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     kind = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
+    model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
     if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier, which a reward model is")
-    return choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
+    return model
 
 
 def choose_strategy(args: Arguments, task: Task) -> str:

@@ -115,10 +115,9 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     """Return the models by role; roles with the same model share its completions."""
     models: dict[str, Model] = {}
     for role, flags in flags_of_roles(args).items():
-        gives_rewards = not flags.openai and is_classifier(flags.model_addr, flags.cache_dir)
+        is_generator = not models
+        gives_rewards = not is_generator and not flags.openai and is_classifier(flags.model_addr, flags.cache_dir)
         model = choose_model(flags, wanted_length=task.prompt_length or PAPER_LENGTH, gives_rewards=gives_rewards)
-        if gives_rewards and not models:  # the first is the generator
-            raise UserError(f"{model.addr}: is a classifier; give a chat model")
         if not flags.openai and is_encoder_decoder(model.addr, flags.cache_dir):
             raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
         folder = model.completions.store.folder

@@ -16,17 +16,18 @@ def entry(verdict: Verdict) -> dict[str, Any]:
     return {"answered": is_answered(verdict), "score": reward, "details": [{"score": reward, **origin(verdict)}]}
 
 
-def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
+def score_of(details: list[dict[str, Any]], _: bool = False) -> float | None:
     """Return the reward in an entry's details, None if missing; ValueError if they do not hold exactly one number."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one reward")
     reward = details[0].get("score")
-    if reward is not None and (type(reward) not in (int, float) or not math.isfinite(reward)):
+    if reward is not None and (type(reward) not in (int, float) or not abs(reward) < math.inf):
         raise ValueError(f"{reward!r} is not a reward: a finite number, or null")
-    return 0 if reward is None and unscored_as_zero else reward
+    return reward
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the head of a score file; of an unanswered question, no verdict is missing."""
     head = {"strategy": "reward", **summarize_scores(per_question)}
+    del head["score_unscored_as_zero"]
     return head | {"num_unscored": head["num_unscored"] - head["num_unanswered"]}

@@ -53,10 +53,11 @@ def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], nu
     return sum(way * judged[sample] for way, sample in zip(ways, order, strict=True)) / comb(len(judged), most)
 
 
-def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores]) -> Curve:
+def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_better: bool = False) -> Curve:
     """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in one order.
 
-    The mean is over the means of groups. Intervals resample the questions of each group. Samples without a verdict of
+    The best has the highest score in `chosen_by`, or the lowest one if `lower_is_better`. The mean is over the means of
+    groups. Intervals resample the questions of each group. Samples without a verdict of
     the judge are left out; UserError if no question has one with it.
     """
     import numpy as np
@@ -65,6 +66,8 @@ def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores]) -> Curve:
     groups: dict[str, str] = {}
     for content, other in zip(judged, chosen_by, strict=True):
         scores = {entry["id"]: entry["score"] for entry in other["per_question_scores"]}
+        if lower_is_better:
+            scores = {key: None if score is None else -score for key, score in scores.items()}
         for entry in content["per_question_scores"]:
             if entry["score"] is not None and entry["group"] is not None and entry["id"] in scores:
                 by_question.setdefault(entry["id"], []).append((entry["score"], scores[entry["id"]]))

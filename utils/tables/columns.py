@@ -3,7 +3,6 @@
 A cell holds a mean with its interval, or a comparison of two systems.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,8 +89,8 @@ def point_of(system: System, strata: Strata) -> Point:
     if metric.is_share and len(strata) == 1:
         limits = share_interval(values[0], clusters[0])
     else:
-        of, most = metric.pooled.of if metric.pooled else None, math.inf if metric.lower_is_better else 1
-        limits = interval(values, clusters if system.cluster else None, of, 0.0, most)
+        of = metric.pooled.of if metric.pooled else None
+        limits = interval(values, clusters if system.cluster else None, of, *metric.limits)
     return Point(mean_score(metric, strata), limits, sum(map(len, strata)))
 
 
@@ -220,7 +219,7 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
     figures |= {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
     figures |= {"p_values": p_values, "test": test}
     if intervals:
-        most = math.inf if metric.lower_is_better else 1.0
+        most = metric.limits[1] - metric.limits[0]
         figures["interval"] = significance.interval(values, clusters, of, -most, most)
         figures["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
     return figures

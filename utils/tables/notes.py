@@ -85,7 +85,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
-    metric, unit = system.metric, system.task.first_metric.unit
+    metric = system.metric
     counts_as = {
         "question": (system.num_unanswered, " without an answer"),
         "unreadable answer": (sum(map(metric.is_unreadable, system.questions)), ""),
@@ -101,7 +101,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         only = ", and is compared only as a baseline" if system.excluded == CONTROL else ""
         yield f"{system.excluded}; it has neither bold nor daggers{only}"
     if missing := system.unscored:
-        units, questions = counted(sum(missing), unit), counted(len(missing), "question")
+        units, questions = counted(sum(missing), metric.unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
         yield f"{units} without a verdict, in {questions}; {treatment}"
     manifests = [manifest_of(path) or {} for path in system.files]
@@ -122,7 +122,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"partly scored in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
-        yield f"{counted(len(empty), 'question')} without {plural(unit)}, not scored: {few(empty)}"
+        yield f"{counted(len(empty), 'question')} without {plural(metric.unit)}, not scored: {few(empty)}"
 
 
 def describe_selection(by: dict[str, Any]) -> str:
@@ -166,7 +166,8 @@ def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
             settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
             answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
-            judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
+            writes = not (settings.get("verdicts") or system.metric.is_unbounded)
+            judged = settings.get("constrained_decoding", NOT_KNOWN) if writes else "no text"
             facts = [
                 {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
                 for prompts in (settings.get("prompt", {}), answers["prompt"])
@@ -237,8 +238,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
         text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:
-        unit = metric.unit
-        text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+        text += f"; {counted(scores['num_unscored'], metric.unit)} unscored"
+        text += "" if metric.is_unbounded else f" (as zeros: {scores['score_unscored_as_zero']:.4f})"
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:

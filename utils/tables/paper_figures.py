@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from utils.benchmarks.task import Metric
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
 from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
@@ -95,18 +96,20 @@ def wrapped(text: str, width: int, lines: int = 3) -> str:
     return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
 
 
-def score_limits(points: Sequence[Point], are_errors: bool) -> tuple[float, float]:
+def score_limits(points: Sequence[Point], metric: Metric) -> tuple[float, float]:
     """Return the limits of an axis that holds all means and intervals and spans about `SMALLEST_SPAN` or more."""
     values = [point.mean for point in points if point.mean is not None]
     values += [end for point in points for end in point.interval or ()]
     middle = (min(values) + max(values)) / 2
     reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
-    high = middle + reach
-    return max(0.0, middle - reach), high if are_errors else min(1.0, high)
+    lowest, highest = metric.limits
+    return max(lowest, middle - reach), min(highest, middle + reach)
 
 
-def score_label(are_errors: bool) -> str:
-    return "error (lower is better)" if are_errors else "score (0 to 1)"
+def score_label(metric: Metric) -> str:
+    if metric.is_unbounded:
+        return "score (the reward model's scale)"
+    return "error (lower is better)" if metric.lower_is_better else "score (0 to 1)"
 
 
 def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
@@ -148,7 +151,7 @@ class RankingPair:
 
 
 @figure_style()
-def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
+def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: str) -> "Figure":
     """Draw scores by the number of posts, ascending, with a panel for each table column that has any score."""
     groups = [group for group in points[min(points)] if any(of_k[group].mean is not None for of_k in points.values())]
     columns = min(2, len(groups))
@@ -164,10 +167,10 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: st
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], are_errors)
+    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], metric)
     panels[0].set_ylim(low, high)
     panels[0].set_xticks(list(points))
-    figure.supylabel(score_label(are_errors), fontsize=TEXT)
+    figure.supylabel(score_label(metric), fontsize=TEXT)
     lines = ["k: number of posts from the profile", f"bars: {bars}", *[NOT_FROM_0] * (low > 0)]
     figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
     return figure
@@ -183,7 +186,7 @@ def systems_figure(systems: list[System]) -> "Figure":
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
     that rises by 155% would be above 1.
     """
-    are_errors, means = systems[0].metric.lower_is_better, list(map(column_means, systems))
+    means = list(map(column_means, systems))
     groups = [group for group in means[0] if any(own[group] is not None for own in means)]
     width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
     figure = new_figure(width, 2.8)
@@ -197,7 +200,7 @@ def systems_figure(systems: list[System]) -> "Figure":
     panel.tick_params(axis="x", length=0)
     highest = max(own[group] or 0 for own in means for group in groups)
     panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
-    panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
+    panel.set_ylabel(score_label(systems[0].metric), fontsize=TEXT, labelpad=2)
     last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
     relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
     figure.supxlabel(relative, fontsize=SMALL_TEXT)
@@ -308,12 +311,11 @@ def groups_figure(systems: list[System]) -> "Figure":
     panel.set_yticks(range(len(columns)), labels)
     panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
     panel.set_ylim(len(columns) - 0.5, -0.5)
-    are_errors = systems[0].metric.lower_is_better
-    low, high = score_limits([own[name] for own in points for name in columns], are_errors)
+    low, high = score_limits([own[name] for own in points for name in columns], systems[0].metric)
     panel.set_xlim(low, high)
     tidy(panel, "x", **TICKS)
     panel.tick_params(axis="y", length=0)
-    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(are_errors)}", fontsize=TEXT)
+    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(systems[0].metric)}", fontsize=TEXT)
     lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
     figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
     add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])

@@ -1,6 +1,7 @@
 """The HTML page of utils/report.py: each question's texts, the first page, and the template around them."""
 
 import json
+import math
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -222,6 +223,7 @@ def measure(board: Board) -> Shown:
         "name": "The whole answer" if board.is_alone else board.metric_name,
         "worst": board.metric.worst,
         "error": board.metric.lower_is_better,
+        "shaded": board.metric.limits == (0, 1),
         "judged": board.metric.judge is not None,
     }
 
@@ -234,12 +236,12 @@ def score_panels(board: Board) -> list[Shown]:
     shown = [group for group in task.groups if group in asked] + [UNKNOWN] * any(unplaced)
     shown += columns_of(task)[len(task.groups) :]
     points = [
-        points_of(system) | {UNKNOWN: point_of(system, [scored(its)])}
-        for system, its in zip(systems, unplaced, strict=True)
+        points_of(system) | {UNKNOWN: point_of(system, [scored(entries)])}
+        for system, entries in zip(systems, unplaced, strict=True)
     ]
-    is_error = board.metric.lower_is_better
+    limits = [limit if math.isfinite(limit) else None for limit in board.metric.limits]
     return [
-        {"group": board.name_of(group), "error": is_error, "points": [asdict(its[group]) for its in points]}
+        {"group": board.name_of(group), "limits": limits, "points": [asdict(own[group]) for own in points]}
         for group in shown
     ]
 
@@ -332,6 +334,7 @@ def range_words(task: Task, boards: list[Board]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
         extent = "at least 0, lower is better" if metric.lower_is_better else "from 0 to 1"
+        extent = "on the reward model's own scale" if metric.is_unbounded else extent
         over = "over all questions of one {}" if metric.pooled else "the mean over the questions of one {}"
         kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]

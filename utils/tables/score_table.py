@@ -114,7 +114,7 @@ class Row:
 def make_rows(boards: list[Board]) -> list[Row]:
     """Return one row per system over all boards; a question counts once, however many metrics scored it."""
     rows = []
-    unscored = f"Unscored {plural(boards[0].task.first_metric.unit)}"
+    unscored = f"Unscored {plural(boards[0].metric.unit)}"
     for name in boards[0].rows:
         systems = [board.system(name) for board in boards]
         means = {}

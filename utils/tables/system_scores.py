@@ -47,8 +47,9 @@ class System:
         self.questions = [entry for entry in placed if among is None or entry["id"] in among]
         judged = [entry for entry in self.questions if entry["details"]]
         self.asked_ids = {entry["id"] for entry in judged}
-        self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score
-        missing = (sum(verdict["score"] is None for verdict in entry["details"]) for entry in judged)
+        self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score, or no reward
+        answered = (entry for entry in judged if entry["answered"])
+        missing = (sum(verdict["score"] is None for verdict in entry["details"]) for entry in answered)
         self.unscored = [count for count in missing if count]  # per question with any, the number of missing verdicts
         users = list(map(cluster_of, self.questions))
         # Intervals and tests are clustered by user if a user has several questions.
