@@ -276,7 +276,7 @@ def plan_by_server(flags: dict[str, str]) -> None:
 class ServerPlanner:
     """A planner whose plans are an API server's answers."""
 
-    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int):
+    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int, gives_rewards: bool):
         from transformers import AutoTokenizer
 
         from utils.generation.api_engine import APIEngine

@@ -51,7 +51,7 @@ def test_page_content(page_file):
     assert index["table"]["columns"][1:3] == ["LaMP-3, MAE", "LaMP-3, RMSE"]
     right, _ = index["table"]["rows"]
     assert [(cell["text"], cell["bold"]) for cell in right[1:3]] == [("0.0000", True)] * 2
-    assert [panel["error"] for panel in index["panels"]] == [True, True]
+    assert [panel["limits"] for panel in index["panels"]] == [[0.0, None]] * 2
     missing = index["questions"][5]
     assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [
         0,

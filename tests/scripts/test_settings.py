@@ -40,6 +40,7 @@ OTHERS = {
     "--gold_plan": None,  # excludes --plans_addr
     "--max_tokens_plan": None,  # needs a planner: test_planpers.py
     "--method": None,  # tests/runs
+    "--asking": None,  # LaMP-QA has one way
     "--show_fields": None,  # needs --method
     "--set": None,  # likewise
     "--trim_items": None,  # LaMP-QA's posts are whole
