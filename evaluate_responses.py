@@ -97,7 +97,8 @@ def build_parser() -> cli.FlagParser:
         "with --strategy reward and --openai",
     )
     parser.without_effect(
-        "--num_contexts --unranked", lambda args: args.strategy != "reward", "without --strategy reward", "give it"
+        "--num_contexts --unranked", lambda args: args.strategy != "reward", "without --strategy reward",
+        "give --strategy reward",
     )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")
     parser.decides_nothing("--num_contexts", "the settings of a reward model have it")

@@ -332,7 +332,7 @@ WITHOUT_EFFECT = [
      "--planner_api_key_addr k --planner_price_in 1 --planner_price_out 2 --planner_price_cached 0.5",
      "without --planner_base_url, because the planner is local\n  give --planner_base_url, or leave {} out"),
     ("evaluate_responses.py", "--strategy aspect", "--num_contexts 3 --unranked",
-     "without --strategy reward\n  give it, or leave {} out"),
+     "without --strategy reward\n  give --strategy reward, or leave {} out"),
     ("evaluate_responses.py", "--strategy reward",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --constrained_decoding never", "with --strategy reward, which generates no text\n  leave {} out"),

@@ -128,7 +128,10 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
 
 def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
     """Return the settings of the answers, without the method's code, which may change."""
-    prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
+    names = [*task.prompts.values()]
+    if "reward" in task.metrics and any(model.gives_rewards for model in models.values()):
+        names.append(task.metrics["reward"].judge.prompt)
+    prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(names)]
     learnt = sorted({name for model in models.values() for name in model.saw_in_training})
     saw = {"when": "training", "fields": learnt}
     if args.show_fields:
