@@ -172,7 +172,7 @@ def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
 
 
 def test_a_methods_answers_note_what_its_models_saw_in_training():
-    role = lambda *saw: SimpleNamespace(identity="m", saw_in_training=list(saw))  # noqa: E731
+    role = lambda *saw: SimpleNamespace(identity="m", saw_in_training=list(saw), gives_rewards=False)  # noqa: E731
     words = ["--inputs_addr", str(SAMPLE), "--output_addr", "o", "--model_addr", "m", "--method", "vac"]
     roles = {"generator": role(), "feedback": role("rubric_aspects")}
     settings_of = lambda *more, models=roles: settings_of_method(  # noqa: E731
