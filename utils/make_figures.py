@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks import tasks
-from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -38,7 +36,7 @@ from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
 from utils.parsing.plans import one_line
 from utils.records.responses import read_responses
-from utils.records.scores import Scores
+from utils.records.scores import metric_behind
 from utils.tables import paper_figures
 from utils.tables.best_of_n import best_of_n_figure, make_curve
 from utils.tables.columns import interval_words, points_of
@@ -171,10 +169,6 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     return paper_figures.posts_figure(dict(sorted(points.items())), metric, bars), notes
 
 
-def metric_of(scores: list[Scores]) -> Metric:
-    return tasks()[scores[0]["task"]].metrics[scores[0]["strategy"]]
-
-
 def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Draw the curves of best of N; the notes have their values."""
     samples = split(read_responses(args.response_addr))
@@ -182,11 +176,11 @@ def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     curves, notes = {}, []
     for name, *paths in args.system:
         chosen_by = list(read_sample_scores(paths, samples, args.response_addr).values())
-        curves[one_line(name)] = curve = make_curve(judged, chosen_by, metric_of(chosen_by).lower_is_better)
+        curves[one_line(name)] = curve = make_curve(judged, chosen_by, metric_behind(chosen_by[0]).lower_is_better)
         values = ", ".join(f"{number}: {mean:.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
-    return best_of_n_figure(curves, paper_figures.score_label(metric_of(judged))), notes
+    return best_of_n_figure(curves, paper_figures.score_label(metric_behind(judged[0]))), notes
 
 
 # Reading

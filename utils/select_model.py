@@ -18,7 +18,7 @@ from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.writing import check_could_write, replace_link
-from utils.records.scores import Scores, read_scores
+from utils.records.scores import Scores, metric_behind, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.formats import counted
 from utils.tables.system_scores import System, check_same_content, check_same_judge, with_own_groups
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     scores = {path: read_scores(path) for path in args.score_addr}
     averages, questions = compare(scores)
     kind = next(iter(scores.values()))
-    best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(averages)
+    best = (min if metric_behind(kind).lower_is_better else max)(averages)
     chosen = averages.index(best)
     check_could_write(link.parent / "manifest.json", links=True)
     link.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, manifest_of, publish, settings_of
 from utils.files.writing import locked
 from utils.records.responses import are_answered, read_responses
-from utils.records.scores import Scores, strategy_in_words
+from utils.records.scores import Scores, metric_behind, strategy_in_words
 from utils.tables.notes import describe_selection
 from utils.tables.sample_scores import Responses, read_sample_scores, split
 
@@ -95,7 +95,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
     cli.check_outputs([*paths.values()], [args.response_addr, *args.score_addr])
     files = read_sample_scores(args.score_addr, samples, args.response_addr)
     first_addr, first = next(iter(files.items()))
-    metric = tasks()[first["task"]].metrics[first["strategy"]]
+    metric = metric_behind(first)
     if metric.lower_is_better and args.min_score is not None:
         raise UserError(f"--min_score: {first['strategy']} is an error, so lower is better; leave it out")
     scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files.values()]

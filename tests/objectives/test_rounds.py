@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from statistics import pstdev, stdev
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_losses import log_probs, make_example, trainer_of
+from test_planner_training import ROOT, TWO
 from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
@@ -31,8 +31,6 @@ from utils.objectives.rounds import examples_of_round, relative_scores, relative
 from utils.training.base_model import target_loss
 from utils.training.resumable import Resumable
 
-ROOT = Path(__file__).resolve().parents[2]
-TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 SEARCHES = """
 import re
 

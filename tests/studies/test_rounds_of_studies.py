@@ -9,13 +9,11 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from made_up_lessons import learn_rows
-from test_studies import ROOT, SAMPLE, server, small, usable_reply  # noqa: F401 (fixtures)
+from test_studies import ROOT, SAMPLE, environment_with, server, small, trained, usable_reply  # noqa: F401 (fixtures)
 from tiny_chat import save_tiny_chat
 
 from prompts import load_prompt, own_prompt
@@ -68,26 +66,17 @@ def writer(tmp_path_factory):
 
 
 @pytest.fixture
-def round_of(small, server, writer, tmp_path):
+def round_of(trained, server, writer):
     """A function that runs a study of one round in a folder, in the background."""
-    for path in (tmp_path / "data").glob("*.json"):
-        records = json.loads(path.read_text())
-        for record in records:
-            record["profile"] = [{**post, "text": post["text"][:200]} for post in record["profile"][:2]]
-        path.write_text(json.dumps(records))
     server.reply = usable_reply
-    flags = "--max_tokens 48 --max_model_len 4096"
     learning = "--gradient_accumulation_steps 8 --learning_rate 1e-3 --max_target_length 60"
     own = {
-        "MODELS": writer, "OPENAI_MODELS": "", "JUDGE": "judge", "LORA": 4, "N": 4, "ROUNDS": 1, "QUESTIONS": 4,
-        "SAMPLE_FLAGS": flags, "LEARN_FLAGS": learning, "ANSWER_FLAGS": flags, "PLANNER_BASE": writer,
-        "PLANPERS_FLAGS": "--max_tokens_plan 48", "TRAIN_FLAGS": f"{small['TRAIN_FLAGS']} --lora_rank 4",
+        "MODELS": writer, "N": 4, "ROUNDS": 1, "QUESTIONS": 4, "LEARN_FLAGS": learning, "PLANNER_BASE": writer,
+        "PLANPERS_FLAGS": "--max_tokens_plan 48", "TRAIN_FLAGS": f"{trained['TRAIN_FLAGS']} --lora_rank 4",
     }  # fmt: skip
-    variables = {name: str(value) for name, value in (os.environ | small | own).items()}
 
     def start(name, folder):
-        environment = variables | {"OUT": str(folder)}
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        environment = environment_with(trained | own | {"OUT": folder})
         words = ["bash", f"utils/studies/{name}.sh"]
         return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, start_new_session=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip

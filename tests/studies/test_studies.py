@@ -40,11 +40,14 @@ TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of 
 
 def study(name, timeout=1200, **variables):
     """Run a study as a user does, in an environment that has `python` on its path."""
+    command, environment = ["bash", f"utils/studies/{name}.sh"], environment_with(variables)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def environment_with(variables):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH"))}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    environment |= {name: str(value) for name, value in variables.items()}
-    command = ["bash", f"utils/studies/{name}.sh"]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    return environment | {name: str(value) for name, value in variables.items()}
 
 
 @pytest.fixture

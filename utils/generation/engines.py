@@ -142,12 +142,7 @@ def choose_answerer(flags: Arguments, **fields: Any) -> Model:
 
 def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
     """Tell from its config.json whether a model is an encoder-decoder; adapters never are."""
-    if adapter_base(model_addr) or (config := model_file(model_addr, "config.json", cache_dir)) is None:
-        return False
-    try:
-        return json.loads(config.read_text(encoding="utf-8")).get("is_encoder_decoder") is True
-    except (ValueError, AttributeError, RecursionError):
-        return False  # loading it reports the problem
+    return not adapter_base(model_addr) and _read_config(model_addr, cache_dir).get("is_encoder_decoder") is True
 
 
 def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
@@ -155,17 +150,26 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
 
     UserError if it has several labels: a reward model has one.
     """
-    path = model_file(model_addr, "config.json", cache_dir)
+    config = _read_config(model_addr, cache_dir)
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path else {}
         kinds = [str(kind) for kind in config.get("architectures") or ()]
         num_labels = config.get("num_labels") or len(config.get("id2label") or "ab")  # transformers' default is two
-    except (ValueError, AttributeError, TypeError, RecursionError):
+    except TypeError:
         return False  # loading it reports the problem
     is_one = any(kind.endswith("ForSequenceClassification") for kind in kinds)
     if is_one and num_labels != 1:
         raise UserError(f"{model_addr}: has {num_labels} labels; a reward model has one")
     return is_one
+
+
+def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
+    """Return a model's config.json; empty without one, or if loading the model will report a problem with it."""
+    path = model_file(model_addr, "config.json", cache_dir)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:

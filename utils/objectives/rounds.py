@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from utils.benchmarks import tasks
 from utils.benchmarks.task import Record
 from utils.cli import UserError, is_first_process
 from utils.cli.errors import first_five, quote
@@ -23,6 +22,7 @@ from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
 from utils.generator.examples import Example
 from utils.records.responses import read_responses, refuse_other_questions
+from utils.records.scores import metric_behind
 from utils.runs.trace import TRACE, Line, read_trace
 from utils.tables.sample_scores import are_rewards, in_order, read_rewards, read_sample_scores, split
 
@@ -149,8 +149,7 @@ def sample_scores(
     else:
         files = list(read_sample_scores(args.score_addr, samples, responses_addr).values())
         scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files]
-        metric = tasks()[files[0]["task"]].metrics[files[0]["strategy"]]
-        lower_is_better = metric.lower_is_better
+        lower_is_better = metric_behind(files[0]).lower_is_better
     if lower_is_better and args.keep_cut:
         raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
     given = [score for of_sample in scores for score in of_sample.values() if score is not None]

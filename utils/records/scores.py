@@ -90,6 +90,11 @@ def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
     return name, task.metrics.get(name) if isinstance(name, str) else None
 
 
+def metric_behind(scores: Scores) -> Metric:
+    """Return the metric of a read score file."""
+    return tasks()[scores["task"]].metrics[scores["strategy"]]
+
+
 def strategy_in_words(scores: Scores) -> str:
     """Return a read file's strategy, and how verdicts were obtained unless in the metric's usual way."""
     name, metric = metric_of(tasks()[scores["task"]], scores)
