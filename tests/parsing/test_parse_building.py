@@ -17,7 +17,6 @@ from utils.parsing.building import ASPECTS_SCHEMA, NEEDS_SCHEMA, parse_aspects, 
         ("needs_personalization: false", False, "repaired"),
         ('{"needs_personalization": true', True, "repaired"),
         ('{"needs_personalization": true}\nI was wrong. {"needs_personalization": false}', False, "repaired"),
-        ('{"needs_personalization": true}\nOn reflection: needs_personalization: false', False, "repaired"),
         ('{"needs_personalization": {"type": "boolean"}} {"needs_personalization": false}', False, "repaired"),
     ],
 )
@@ -31,11 +30,9 @@ def test_needs(text, value, how):
     [
         ("", "the text is empty"),
         ("Yes, it does.", "no needs_personalization in the text"),
-        ('{"needs_personalization": null}', "needs_personalization is neither true nor false"),
+        ('{"needs_personalization": null}', "needs_personalization is null, not true or false"),
         ('{"needs_personalization": 1}', "needs_personalization is neither true nor false"),
         ("needs_personalization: maybe", "needs_personalization is maybe, not true or false"),
-        ('{"needs_personalization": true} {"needs_personalization": false}', "needs_personalization is contradictory"),
-        ("needs_personalization: true\nneeds_personalization: false", "needs_personalization is contradictory"),
         ('{"needs_personalization": tru', "needs_personalization is tru, not true or false"),
     ],
 )
@@ -60,7 +57,6 @@ def said(**fields):
         (said(enough_details="true", aspects=[{**ASPECT, "aspect": " Low\nprice "}]),
          [{**ASPECT, "aspect": "Low price"}], "strict"),
         (said(aspects=[ASPECT]), [ASPECT], "repaired"),
-        (said(aspects=[ASPECT], enough_details=True) + said(aspects=[{"aspect": "<aspect>"}]), [ASPECT], "repaired"),
         (said(enough_details=False) + said(enough_details=True, aspects=[ASPECT]), [ASPECT], "repaired"),
         ("Here:\n" + said(enough_details=True, aspects=[{**ASPECT, "more": 1}]), [ASPECT], "repaired"),
         ('{"enough_details": true, "aspects": [{"aspect": "a", "evidence": "x\ny", "reason": "r"}]}',
@@ -83,10 +79,10 @@ def test_aspects(text, value, how):
         (said(enough_details="perhaps", aspects=[ASPECT]), "enough_details is neither true nor false"),
         (
             said(enough_details=True, aspects=[ASPECT, "Price"]),
-            "aspect 1 has not the texts aspect, evidence and reason",
+            "aspect 1 lacks 'aspect', 'evidence' or 'reason'",
         ),
-        (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 has not the texts"),
-        (said(enough_details=True, aspects=[{"aspect": "a", "evidence": "b"}]), "aspect 0 has not the texts"),
+        (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 lacks 'aspect'"),
+        (said(enough_details=True, aspects=[{"aspect": "a", "evidence": "b"}]), "aspect 0 lacks 'aspect'"),
         (said(other=1), "no valid JSON object with aspects"),
     ],
 )

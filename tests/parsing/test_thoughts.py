@@ -116,7 +116,7 @@ CUT = [
     ("answer", 'Sure:\n```json\n{"personalized_answer": "It is', "It is"),
     ("answer", '```json\n{"personalized_answer": "It is"}\n```\nI hope', "It is"),
     ("verdict", 'The format is {"match_score": 1}. But wait', None),
-    ("verdict", 'match_score: 1, which', 1),
+    ("verdict", 'match_score: 1\nwhich', 1),
     ("verdict", 'The response covers it: {"match_score": 1}', 1),
     ("level", 'It could be {"score": 0.5}, or', None),
     ("tag", "comedy", None),  # it may continue

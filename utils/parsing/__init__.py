@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Parsed:
-    """The result of a parser; its module documents the order in which it looks."""
+    """The result of a parser. Each parser's module lists the readings it tries, in order."""
 
     value: Any  # a text, a number, a boolean or a list of them; None if nothing is usable
     how: str  # "strict", "repaired" or "none"

@@ -1,19 +1,19 @@
-"""Read a model's answer: the text of a field of a JSON object, read as json_text.py describes. Pure.
+"""Read a model's answer: the text of a field of a JSON object, found as json_text.py describes. Pure.
 
-The last object that has the field wins. A list or a dict becomes text, one line per item ("key: value" for a dict).
-Numbers, true, null, and prose without the field are not answers. A value that the text's end cuts is kept and flagged
-as truncated. White space at both ends and NULs are dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so
-that the value can be written as UTF-8. Newlines inside stay.
+A list or a dict becomes text, one line per item ("key: value" for a dict). Numbers, true, null, and prose without the
+field are not answers. A text that the end cuts is kept and flagged as truncated. White space at both ends and NULs are
+dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so that the value can be written as UTF-8. Newlines
+inside stay.
 """
 
 import json
 import re
+from typing import Any
 
 from utils.parsing import Parsed, json_text, nothing, writable
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = json_text.field_named(ANSWER_FIELD)
-_OPENS = tuple("\"'“”‘’[{")  # characters that open a text or a list
 _HALF = "[\ud800-\udbff\ufffd]"  # half a character
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
@@ -33,27 +33,34 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
         return nothing(json_text.DRAFT)
     whole = json_text.keep_commands(text)
     text = json_text.own_turn(whole)
-    found, rest = json_text.objects_with(text, _FIELD)
-    # A last object that is not valid JSON counts too, unless the text was cut inside it.
-    if found and (cut or not any(rest[end : end + 1] in _OPENS for end in json_text.key_ends(rest, _FIELD))):
-        last = next((one for one in reversed(found) if one.value and not isinstance(one.value, bool | int)), found[-1])
-        if isinstance(last.value, str):
-            return _answer(last.value, last.how if text == whole else "repaired")
-        rest = text[last.start : last.end]
-    starts = json_text.value_starts(rest, _FIELD)
-    if not starts:
-        return json_text.missing(text, _FIELD)
-    start = next((start for start in reversed(starts) if rest[start : start + 1] in _OPENS), starts[-1])
-    read = json_text.read_text(rest, start, cut)
-    if read is None:
-        return nothing(f"{ANSWER_FIELD} is {json_text.describe(rest, start)}, not a text")
-    return _answer(read[0], "repaired", truncated=read[1])
-
-
-def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
+    truncated = False
+    if (found := json_text.last_object(text, _FIELD)) is not None:
+        if not isinstance(found.value, str | list | dict):
+            return nothing(f"{ANSWER_FIELD} is {json.dumps(found.value)}, not a text")
+        value, how = "\n".join(_lines(found.value)), found.how
+        how = how if text == whole and isinstance(found.value, str) else "repaired"
+    else:
+        starts = _FIELD.value_starts(text)
+        if not starts:
+            return json_text.missing(text, _FIELD)
+        start = next((start for start in reversed(starts) if text.startswith('"', start)), None)
+        if start is None:
+            return nothing(f"{ANSWER_FIELD} is {json_text.describe(text[starts[-1] :])}, not a text")
+        (value, truncated), how = json_text.read_string(text, start + 1, cut), "repaired"
     if truncated:
         value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()
     if json_text.is_form(value):
         return nothing(f"{ANSWER_FIELD} is a placeholder")
     return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")
+
+
+def _lines(value: Any) -> list[str]:
+    """Return a JSON value's lines: one per item of a list, "key: value" for a dict, nested items below their key."""
+    if isinstance(value, dict):
+        return [
+            line
+            for key, item in value.items()
+            for line in ([f"{key}:", *_lines(item)] if isinstance(item, list | dict) else [f"{key}: {item}"])
+        ]
+    return [line for item in value for line in _lines(item)] if isinstance(value, list) else [str(value)]

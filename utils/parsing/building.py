@@ -1,7 +1,6 @@
 """Read a model's judgments of posts while a dataset is built, as json_text.py describes. Pure.
 
-Needs: the boolean "needs_personalization", also as the text "true" or "false". Without a valid object, the value is
-read after each occurrence of the name, if all values agree.
+Needs: the boolean "needs_personalization", also as the text "true" or "false".
 
 Aspects: an object with the boolean "enough_details" and, if that is true, the list "aspects" with the texts "aspect",
 "evidence" and "reason" for each. Only valid JSON is read. The output is usable only if there is at least one aspect,
@@ -13,10 +12,10 @@ from typing import Any
 
 from utils.parsing import Parsed, json_text, nothing, writable
 
-_NEEDS = json_text.field_named("needs_personalization", anywhere=True)
+_NEEDS = json_text.field_named("needs_personalization")
 _ENOUGH, _ASPECTS = json_text.field_named("enough_details"), json_text.field_named("aspects")
 ASPECT_TEXTS = ("aspect", "evidence", "reason")
-_BOOLEAN = json_text.pattern(r"[\"'“”‘’]?(true|false)\b")
+_BOOLEAN = json_text.pattern(r"[\"']?(true|false)\b")
 
 NEEDS_SCHEMA = _NEEDS.schema({"type": "boolean"})
 _ITEM = {
@@ -35,53 +34,34 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    found, rest = json_text.objects_with(text, _NEEDS)
-    end = found[-1].end if found else 0
-    values = [(_boolean(one.value), one.start, one.end) for one in found]
-    if None in (value for value, _, _ in values):
-        return _no_boolean(_NEEDS)
-    for start in [] if cut and found else json_text.value_starts(rest, _NEEDS):
-        if (match := _BOOLEAN.match(rest, start)) is None:
-            return nothing(f"{_NEEDS.name} is {json_text.describe(rest, start)}, not true or false")
-        values.append((match[1].lower() == "true", end + start, end + start))
-    if not values:
+    if (found := json_text.last_object(text, _NEEDS)) is not None:
+        value = _boolean(found.value)
+        how = found.how if value is found.value else "repaired"
+        return _no_boolean(_NEEDS) if value is None else Parsed(value, how, None)
+    if not (starts := _NEEDS.value_starts(text)):
         return json_text.missing(text, _NEEDS)
-    if json_text.is_contradictory(values, text[:end] + rest):
-        return nothing(f"{_NEEDS.name} is contradictory")
-    last = values[-1][0]
-    return Parsed(last, found[-1].how if found and last is found[-1].value else "repaired", None)
+    if (match := _BOOLEAN.match(text, starts[-1])) is None:
+        return nothing(f"{_NEEDS.name} is {json_text.describe(text[starts[-1] :])}, not true or false")
+    return Parsed(match[1].lower() == "true", "repaired", None)
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
     text = json_text.own_turn(json_text.keep_commands(text))
-    found = [one for field in (_ASPECTS, _ENOUGH) for one in json_text.objects_with(text, field)[0]]
-    found = [one for one in found if not _is_form(one.content)]
-    if not found:
+    found = json_text.last_object(text, _ENOUGH, _ASPECTS)
+    if found is None:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
-    last = max(found, key=lambda one: one.start)
-    listed, enough = (next(iter(field.values_in(last.content)), None) for field in (_ASPECTS, _ENOUGH))
+    listed, enough = _ASPECTS.value_in(found.content), _ENOUGH.value_in(found.content)
     if _boolean(enough) is False:
-        return Parsed([], last.how, None)
+        return Parsed([], found.how, None)
     if enough is not None and _boolean(enough) is None:
         return _no_boolean(_ENOUGH)
     if not isinstance(listed, list) or not listed:
         return nothing("aspects is not a list, or is empty, though there are enough details")
     aspects = [_aspect(item) for item in listed]
     if None in aspects:
-        return nothing(f"aspect {aspects.index(None)} has not the texts aspect, evidence and reason")
-    return Parsed(aspects, "repaired" if enough is None else last.how, None)
-
-
-def _is_form(content: dict[str, Any]) -> bool:
-    """Return whether the first listed aspect only says what to write."""
-    items = next(iter(_ASPECTS.values_in(content)), None)
-    return (
-        isinstance(items, list)
-        and bool(items)
-        and isinstance(items[0], dict)
-        and json_text.is_form(items[0].get("aspect"))
-    )
+        return nothing(f"aspect {aspects.index(None)} lacks 'aspect', 'evidence' or 'reason'")
+    return Parsed(aspects, "repaired" if enough is None else found.how, None)
 
 
 def _aspect(item: Any) -> dict[str, str] | None:

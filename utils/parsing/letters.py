@@ -1,56 +1,39 @@
 """Read the letter of the option that a model chose, (a) to (d), without knowing the right one. Pure.
 
-The letter right after the last `<final_answer>` counts. Without it, the letter after "final answer" or in `\\boxed{}`
-counts; otherwise, the only letter that is named: in parentheses, or as "option b", "answer: b", "b is correct", "go
-with b", "b)" at the beginning of a line, or as the whole text. A text that names two different letters, as "(a) or
-(b)", "(a)(b)" or "A: no. B: yes.", or none, is unusable. So is a text that max_tokens cut before its marker, because
-it may name an option that it rejects.
+The letter right after the last `<final_answer>` or "final answer" counts, or the letter that is the whole text.
+Otherwise, the only letter that is named: in parentheses, in `\\boxed{}`, as "option b", "answer: b" or "choice is b",
+or as "b)", "b." or "b:" at the beginning of a line or sentence. A text that names two letters, as "(a) or (b)" and "A:
+no. B: yes.", or none is unusable; so is a text that max_tokens cut before its marker, because it may name an option
+that it rejects.
 
-The article "a" is not a letter: a lower-case "a" with a word after it on the same line, unless no article can precede
-that word ("a because"). Right after the marker, "option", "letter" or "answer:", it is always the letter.
+The article "a" is not a letter: except after the marker, a lower-case "a" does not count if a word follows it that an
+article may precede.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
 
 import re
-from collections.abc import Iterable
 
 from utils.parsing import Parsed, nothing, plain
 from utils.parsing.json_text import pattern
 
 LETTERS = ("a", "b", "c", "d")
 MARKER = "<final_answer>"
-_CLOSING = "</final_answer>"
 
 _MARKS = "*_`\"'“”‘’"
 _LETTER = r"([a-d])(?!\w|['’-]\w)"
-_AFTER_NO_ARTICLE = (
-    r"(?:and|are|as|at|because|but|by|for|from|has|he|if|in|is|it|its|of|on|or|over|she|since|so|that|the|they|this|to|"
-    r"vs|was|which|with|would)(?![\w-])"
-)
-_NO_ARTICLE = rf"(?!(?-i:a)[^\S\n]++(?!{_AFTER_NO_ARTICLE})\w){_LETTER}"
-_IS = r"(?:\s++is\b)?+"
-_UP_TO_LETTER = rf"[\s:={_MARKS}]*+"
+_BARE = rf"(?!(?-i:a)[^\S\n]++(?!(?:and|as|because|for|is|or|since|vs)\b)\w){_LETTER}"  # not an article
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
-_AFTER_MARKER = pattern(rf"{_OPENS}(?:(?:option|answer|response)\s*+[{_MARKS}(\[]*+)?{_LETTER}")
-_BRACKETED = r"[(\[]([a-d])[)\]]"  # after a line break, another letter only if no word follows
-_ANOTHER = pattern(
-    rf"(?:[^\S\n]|[{_MARKS})\]}}])*+{_BRACKETED}|[\s{_MARKS})\]}}]*+(?:{_BRACKETED}(?![^\S\n]*+\w)"
-    rf"|(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE})"
-)
-_IN_PARENTHESES = pattern(r"\(\s*+([a-d])\s*+\)")
-_LABEL = pattern(  # one of several: "A: no. B: yes."
-    r"(?:(?<=[.,;!?]\s)|(?<=\n))[*_(]*+(?:(?:option|response)\s++)?([a-d])[*_]*+[):](?!\w)"
-)
-_FINAL = pattern(
-    rf"(?:\bfinal[\s_]++answer{_IS}|\\boxed\b){_OPENS}(?:(?:option|response|\\text)\b\s*+[{_MARKS}(\[{{]*+)?{_NO_ARTICLE}"
-)
+_FINAL = pattern(rf"{MARKER}|(?<!/)\bfinal[\s_]++answer\b(?:\s++is\b)?+")
+_AFTER_FINAL = pattern(rf"{_OPENS}(?:(?:option|answer|response|\\text)\b{_OPENS})?{_LETTER}")
+_LABEL = rf"(?:^|(?<=[.,;!?]\s))[\s{_MARKS}#>(-]*+(?:option\s++)?([a-d])[{_MARKS}]*+[).:](?!\w)"  # "A: no. B: yes."
 _NAMED = pattern(
-    rf"\b(?:option|letter|answer(?! a ))\b{_UP_TO_LETTER}{_LETTER}"  # "answer a question" has a verb
-    rf"|\b(?:options?|answer|choice|response|letter)\b{_IS}{_UP_TO_LETTER}{_NO_ARTICLE}"
-    rf"|(?<!not )(?<!n['’]t )\b(?:go(?:ing)?\s++with|choose|pick|select)\b{_UP_TO_LETTER}{_NO_ARTICLE}"
-    rf"|(?<!\w)(?<!\w['’-]){_NO_ARTICLE}[{_MARKS}]*+\s++is\s++(?:the\s++)?(?:correct|right|best)\b"
-    rf"|^(?:[^\S\n]|[*_#>-])*+([a-d])[).:](?!\w)|{_LABEL.pattern}"
+    rf"\(\s*+([a-d])\s*+\)|\\boxed\s*+\{{(?:\\text\{{)?([a-d])\}}|{_LABEL}"
+    rf"|\b(?:options?|answer|choice|response|letter)\b(?:\s++is\b)?+{_OPENS}{_BARE}"
+)
+_JOINED = pattern(  # another letter right after one: "(a) or (b)", "a, b", "(a)(b)"
+    rf"[^\S\n]*+[{_MARKS})\]}}]*+[^\S\n]*+(?:(?:(?:[,/&|]|\b(?:or|and|vs)\b\.?)[^\S\n]*+)++[{_MARKS}(\[]*+{_BARE}"
+    rf"|[(\[]([a-d])[)\]])"
 )
 _ALONE = pattern(rf"[\s{_MARKS}(\[.]*+([a-d])[\s{_MARKS})\].:]*+")
 _OFFICIAL_MARKED = re.compile(r"\(([a-d])\)")
@@ -64,41 +47,21 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     after the marker, or one that is the whole text, counts.
     """
     body = plain(text)
-    behind = body.rpartition(MARKER)[2] if MARKER in body else ""
-    marked = _AFTER_MARKER.match(behind)
-    alone = _ALONE.fullmatch(body)
-    last = body.rstrip("'’")  # also for "d'accord"
-    if cut and last[-1:].isalpha() and (alone or (marked and behind[marked.end() :].strip("'’") == "")):
+    parts = _FINAL.split(body)
+    behind = parts[-1]
+    marked, alone = _AFTER_FINAL.match(behind) if len(parts) > 1 else None, _ALONE.fullmatch(body)
+    if cut and body.rstrip("'’")[-1:].isalpha() and (alone or (marked and not behind[marked.end() :].strip("'’"))):
         return nothing("the text breaks off in a letter")
-    if marked:
-        label = ("):", ":") if "(" in marked[0] else (")", ":")
-        others = _LABEL.finditer(behind) if behind.startswith(label, marked.end()) else ()
-        letters, how = _letters_of([marked, *others], behind), "strict"
-    elif alone:
-        letters, how = [alone[1].lower()], "strict"
-    elif cut:
+    if cut and not (alone or marked):
         return nothing(f"the text breaks off before a letter after {MARKER}")
-    else:
-        tolds = (behind.partition(_CLOSING)[0], body)
-        letters, how = next(filter(None, map(_named, tolds)), []), "repaired"
-    if not letters:
-        return nothing("no letter of an option in the text")
-    if len(letters) > 1:
-        return nothing(f"more than one letter: {' and '.join(letters)}")
-    return Parsed(letters[0], how, None)
-
-
-def _named(text: str) -> list[str]:
-    """Return the letters named as the answer in a text without a letter after the marker."""
-    final = _letters_of(_FINAL.finditer(text), text)
-    return final or _letters_of([*_IN_PARENTHESES.finditer(text), *_NAMED.finditer(text)], text)
-
-
-def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
-    """Return the letters of matches, and letters joined to them by a comma, "or", "and", "vs", or nothing."""
-    matches = list(matches)
-    others = [another for match in matches if (another := _ANOTHER.match(text, match.end()))]
-    return sorted({match[match.lastindex].lower() for match in (*matches, *others)})
+    matches = [marked or alone] if marked or alone else [*_NAMED.finditer(body)]
+    if marked and re.match(r"\)?:", behind[marked.end() :]):  # a list of options with a verdict on each
+        matches += _NAMED.finditer(behind, marked.end())
+    matches += [joined for match in matches if (joined := _JOINED.match(match.string, match.end()))]
+    letters = sorted({match[match.lastindex].lower() for match in matches})
+    if len(letters) != 1:
+        return nothing(f"more than one letter: {' and '.join(letters)}" if letters else "no letter of an option")
+    return Parsed(letters[0], "strict" if marked or alone else "repaired", None)
 
 
 def read_officially(text: str, right: str) -> bool:

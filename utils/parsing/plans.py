@@ -1,10 +1,9 @@
 """Read, write, and match the plans of PlanPers, which are lists of aspect titles. Pure.
 
 The model was asked for titles, one per line. Fences and the marks of list items ("- ", "1. ", bold face) are dropped.
-So is a first line that ends in a colon and introduces the others. It does if it says so ("Here are the aspects:",
-"Plan:", "The user cares about:"), even if nothing follows; or if it looks so, because items follow and it is none, or
-it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array of texts is a plan too.
-Repeated titles (in any case) are left out, and so is a title that max_tokens may have cut, unless it is the only one.
+So is a first line that ends in a colon ("Here are the aspects:"), unless the line of another title does too. A JSON
+array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title that max_tokens may have
+cut, unless it is the only one.
 
 In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
 `lead_in` is None. With --planner_target reference, a plan is as in the public code: a lead-in, then a dash and a title
@@ -16,29 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import keep_commands, pattern, unescape
+from utils.parsing.json_text import keep_commands, unescape
 
 # A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, and does not begin with white
 # space or punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
-_ITEM_MARK = r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)"
-_LIST_MARK = re.compile(rf"{_ITEM_MARK}|[#>]++\s*+")
-_ITEM = re.compile(rf"(?:[#>]++\s*+)?+{_ITEM_MARK}")
-_HEADING = re.compile(r"#|\*\*[^*]++\*\*\s*+:?\s*+\Z")
+_LIST_MARK = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.):])(?:\s++|\Z)|[#>]++\s*+")
 _FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
 _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
-# A first line that introduces a plan: it says that something follows, names the plan, or is half a sentence.
-_INTRODUCES = pattern(
-    r"\bhere(?:['’]s| is| are)\b|\bthe following\b|\b(?:follows|below)\W*+\Z"
-    r"|\A(?:(?:the|these|key|main|most|important|relevant|user['’]s|\d+) )*+"
-    r"(?:aspects?\b(?! of\b)|(?:plan|titles?|list|output|answer)(?: of (?:the )?aspects)?\W*+\Z)"
-    r"|\A(?=.*?\b(?:aspects?|user|asker|person|they|answer|response)\b)"
-    r".*\b(?:are|is|includes?|covers?|about|considers?|wants?|needs?|addresse?s?|mentions?)\W*+\Z"
-)
-
 WORDS_THRESHOLD = 0.6
 
 # Words without a meaning of their own in a title. "User" is in many titles, but never alone.
@@ -61,7 +48,8 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         last_is_whole = True  # a cut text has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        as_asked = not _begins_with_introduction(lines)
+        colons = [line.rstrip("*_ ").endswith(":") for line in lines if _plan_title(line)]
+        as_asked = not lines or not lines[0].rstrip("*_ ").endswith(":") or any(colons[1:])
         lines = lines if as_asked else lines[1:]
         last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
@@ -73,31 +61,6 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         return nothing("no aspect in the text")
     how = "strict" if as_asked and lines == list(titles.values()) else "repaired"
     return Parsed(list(titles.values()), how, None, cut)
-
-
-def _begins_with_introduction(lines: list[str]) -> bool:
-    """Return whether the first line ends in a colon and introduces the others; see the module's docstring."""
-    if not lines or not _ends_in_colon(lines[0]):
-        return False
-    if _INTRODUCES.search(_plan_title(lines[0])) is not None:
-        return True
-    form = _line_form(lines[0])
-    others = [(_line_form(line), _ends_in_colon(line)) for line in lines[1:] if _plan_title(line)]
-    if not others or (form, True) in others:
-        return False  # the only title, or one of several in the same form
-    return (form, others[0][0]) in [("plain", "item"), ("heading", "item"), ("heading", "plain")]
-
-
-def _ends_in_colon(line: str) -> bool:
-    return line.rstrip("*_ ").endswith(":")
-
-
-def _line_form(line: str) -> str:
-    """Return whether a line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
-    line = line.strip()
-    if _ITEM.match(line.replace("**", "")) is not None:
-        return "item"
-    return "plain" if _HEADING.match(line) is None else "heading"
 
 
 def _array_texts(text: str, pos: int) -> list[str]:

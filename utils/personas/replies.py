@@ -58,23 +58,18 @@ def schema_of(form: type) -> dict[str, Any]:
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """Return the last JSON reply of this form in a text, or else a text that names the fault.
+    """Return the last JSON object in a text as a reply of this form, or else a text that names the object's fault.
 
     Prose or a fence around it is ignored.
     """
     text = own_turn(keep_commands(writable(text)))
-    begin, end = text.find("{"), text.rfind("}")
-    if begin < 0 or end < begin:
-        return "no JSON object"
-    fault = "no valid JSON"
-    for reply in (text[begin : end + 1], *(text[one:other] for one, other, _ in reversed([*valid_objects(text)]))):
+    fault = "no valid JSON" if "{" in text and "}" in text else "no JSON object"
+    for _, content in valid_objects(text):
         try:
-            return msgspec.json.decode(reply.encode(), type=form)
+            reply, fault = msgspec.convert(content, form), None
         except msgspec.ValidationError as error:
             fault = f"not the JSON asked for: {re.sub(r'[0-9]+', '…', str(error))}"
-        except (msgspec.DecodeError, RecursionError):
-            continue
-    return fault
+    return reply if fault is None else fault
 
 
 def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
