@@ -91,15 +91,6 @@ def build_parser() -> cli.FlagParser:
         lambda args: args.strategy == "reward",
         "with --strategy reward, which generates no text",
     )
-    parser.without_effect(
-        "--chat_template_kwargs --reasoning_effort --extra_body",
-        lambda args: args.strategy == "reward" and args.openai,
-        "with --strategy reward and --openai",
-    )
-    parser.without_effect(
-        "--num_contexts --unranked", lambda args: args.strategy != "reward", "without --strategy reward",
-        "give --strategy reward",
-    )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")
     parser.decides_nothing("--num_contexts", "the settings of a reward model have it")
     parser.decides_nothing("--reading", "the strategy that it selects does")

@@ -89,12 +89,6 @@ def build_parser() -> cli.FlagParser:
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
     add_run_arguments(parser)
-    parser.without_effect(
-        "--eval_steps --eval_generate",
-        lambda args: args.validation_addr is None,
-        "without --validation_addr, because nothing is evaluated",
-        "give --validation_addr",
-    )
     parser.decides_nothing("--planner_target", "the settings have the lead-in")
     parser.decides_nothing("--save_steps --eval_steps --eval_generate", "when to save and evaluate")
     # fmt: on

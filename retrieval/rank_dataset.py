@@ -110,9 +110,6 @@ def build_parser() -> FlagParser:
         "with a --ranker that needs no encoder",
         "give another --ranker",
     )
-    parser.without_effect(
-        "--use_date --no-use_date", lambda args: args.ranker in WITHOUT_TEXTS, "with a --ranker that reads no texts"
-    )
     parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "the settings have their hashes")
     parser.decides_nothing("--limit", "which questions an output has; its manifest has their hash")
     parser.decides_nothing("--cache_dir --batch_size --device", "how fast it ranks")

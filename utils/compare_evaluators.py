@@ -80,7 +80,6 @@ def build_parser() -> cli.FlagParser:
     parser.add_argument("--human_addr", metavar="FILE",
         help="human choices: first, second or tie (default: compare only the evaluators with each other)")
     # fmt: on
-    parser.without_effect("--human_addr", lambda args: args.evaluator is None, "without --evaluator")
     add_unscored_argument(parser)
     add_output_arguments(parser, "JSON file for all figures")
     return parser

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published, SharedContexts
+from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.progress import announce
@@ -61,11 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
         return args.source_dir is None and isinstance(first_part(args), kind)
 
-    def has_own_contexts(args: argparse.Namespace) -> bool:
-        return not isinstance(first_part(args), SharedContexts)
-
     without_effect = parser.without_effect
-    without_effect("--skip_invalid", has_own_contexts, "for this dataset")
     without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
     without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
     without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")

@@ -43,7 +43,6 @@ COLLECTING = f"{SCRIPT} --collect"  # another script to manifests, so that resul
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 SHOWN = ["question", "details", "aspects"]
 NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
-MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
 
 
 def build_parser() -> cli.FlagParser:
@@ -70,15 +69,6 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", metavar="FILE",
         help="verdicts: score file of the same responses, whose judge is compared with the raters (default: none)")
     # fmt: on
-    parser.without_effect(
-        MAKING, lambda args: args.collect is not None, "with --collect, because the study already exists"
-    )
-    parser.without_effect(
-        "--key_addr --score_addr", lambda args: args.collect is None, "without --collect", "give --collect"
-    )
-    parser.without_effect(
-        "--show", lambda args: args.ask != "pairs", "with --ask aspects or verdicts, which need details and aspects"
-    )
     return parser
 
 

@@ -290,14 +290,9 @@ def name_of(action):
 
 # Flags without effect. By script: flags of a mode, flags without effect in it, and the message.
 
-COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
-ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
 API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
-UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
 NO_API = "without --openai, because the model is local\n  give --openai, or leave {} out"
-NO_ENGINE = "with --openai, because no model is loaded locally\n  leave {} out"
-NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
     "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --cache_dir d --batch_size 4"
     " --device cpu --dtype bfloat16 --keep_embeddings"
@@ -320,46 +315,25 @@ WITHOUT_EFFECT = [
      "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --search_device cuda",
      "without --search dense\n  give --search dense, or leave {} out"),
     ("baselines.py", "", API, NO_API),
-    ("baselines.py", "", UNDER_WAY, NO_API),
-    ("baselines.py", "--openai", ENGINE, NO_ENGINE),
     ("planpers.py", "--gold_plan", API, NO_API),
-    ("planpers.py", "--gold_plan", UNDER_WAY, NO_API),
-    ("planpers.py", "--openai --gold_plan", ENGINE, NO_ENGINE),
-    ("planpers.py", "--openai --plans_addr p", ENGINE, NO_ENGINE),
-    ("planpers.py", "--gold_plan", "--max_tokens_plan 4", "without --planner_model\n  leave {} out"),
     ("planpers.py", "--gold_plan", "--planner_base_url http://h/v1", "without --planner_model\n  leave {} out"),
     ("planpers.py", "--planner_model p",
      "--planner_api_key_addr k --planner_price_in 1 --planner_price_out 2 --planner_price_cached 0.5",
      "without --planner_base_url, because the planner is local\n  give --planner_base_url, or leave {} out"),
-    ("evaluate_responses.py", "--strategy aspect", "--num_contexts 3 --unranked",
-     "without --strategy reward\n  give --strategy reward, or leave {} out"),
     ("evaluate_responses.py", "--strategy reward",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --constrained_decoding never", "with --strategy reward, which generates no text\n  leave {} out"),
-    ("evaluate_responses.py", "--strategy reward --openai",
-     "--chat_template_kwargs {} --reasoning_effort low --extra_body {}",
-     "with --strategy reward and --openai\n  leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
-    ("evaluate_responses.py", "", UNDER_WAY, NO_API),
     ("evaluate_responses.py", "--verdicts probability",
      "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --max_retries 2 --constrained_decoding never",
      "with --verdicts, which generates no text\n  leave out --verdicts, or leave {} out"),
-    ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
-    ("utils/build_dataset.py", "", UNDER_WAY, NO_API),
-    ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_personamem.py", "", API, NO_API),
-    ("utils/build_personamem.py", "", UNDER_WAY, NO_API),
-    ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
-    ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
-     "without --validation_addr, because nothing is evaluated\n  give --validation_addr, or leave {} out"),
     ("utils/train_generator.py", "--objective grpo", "--num_contexts 5 --trim_items",
      "with --objective grpo, whose prompts are in the trace\n  leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
-    ("utils/train_generator.py", "", "--patience 3",
-     "without --validation_addr\n  give --validation_addr, or leave {} out"),
     *(("utils/train_generator.py", f"--objective {other}", flags,
        f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
       for other, name, flags in (
@@ -372,28 +346,14 @@ WITHOUT_EFFECT = [
     ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  give --form, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
-    *(("retrieval/rank_dataset.py", f"--ranker {ranker}", "--use_date --no-use_date",
-       "with a --ranker that reads no texts\n  leave {} out") for ranker in ("recency", "random")),
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
      "for files on a server\n  leave {} out"),
-    ("utils/download_datasets.py", "", "--skip_invalid", "for this dataset\n  leave {} out"),
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
-    ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
     ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
-    ("utils/compare_evaluators.py", "--evaluator e", "--overwrite", NO_OUTPUT),
-    ("utils/compare_evaluators.py", "--preferred p", "--human_addr h", "without --evaluator\n  leave {} out"),
-    ("utils/human_evaluation.py", "--collect f",
-     "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
-     "with --collect, because the study already exists\n  leave {} out"),
-    ("utils/human_evaluation.py", "", "--key_addr k --score_addr s",
-     "without --collect\n  give --collect, or leave {} out"),
-    ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
-     "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
-    ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
     ("utils/select_responses.py", "--split_dir d",
      "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),

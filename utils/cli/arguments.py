@@ -103,19 +103,6 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "without --openai, because the model is local",
         "give --openai",
     )
-    parser.without_effect(
-        "--max_concurrency --request_timeout",
-        lambda args: not (args.openai or vars(args).get("planner_base_url")),
-        "without --openai, because the model is local",
-        "give --openai",
-    )
-    parser.without_effect(
-        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype"
-        " --enforce_eager",
-        # A planner without an address still runs here.
-        lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
-        "with --openai, because no model is loaded locally",
-    )
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:

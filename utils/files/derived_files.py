@@ -30,9 +30,6 @@ def add_output_arguments(parser: FlagParser, what: str) -> None:
     """Add an optional output, whose content is printed anyway; `what` is its help."""
     parser.add_argument("--output_addr", metavar="FILE", help=what)
     add_overwrite_argument(parser)
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
-    )
 
 
 def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:

@@ -41,7 +41,6 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     parser.decides_nothing("--planner_model --plans_addr", "the settings have their hashes")
     parser.names_model("--planner_model", lambda args: args.planner_base_url is not None)
     parser.decides_nothing("--planner_target", "the target that was found does")
-    parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
         help="address of the planner's API, also if it is the generator's (default: a local planner)")
