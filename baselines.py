@@ -24,7 +24,8 @@ from dataclasses import replace
 
 from prompts import load_prompt
 from utils import cli
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, open_api
@@ -71,7 +72,11 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
 def prepare(args: cli.Arguments) -> list[Stage]:
     """Return a stage for each dataset."""
     name, number = ("rag", args.num_contexts) if args.rag else ("none", None)
-    needs = ["asked", *(["profile"] if args.rag else []), *(["options"] if args.choose else [])]
+
+    def needs(task: Task) -> list[str]:
+        options = task.options.needs if args.choose and task.options else ()
+        return [*task.asked_needs, *(["profile"] if args.rag else []), *options]
+
     datasets = read_datasets(args, needs, number, args.asking)
     task = datasets[0].task
     check_flags(args, task)

@@ -25,6 +25,7 @@ from functools import partial
 
 from utils import cli
 from utils.benchmarks import metric_names, task_of
+from utils.benchmarks.task import Task
 from utils.files.manifest import refuse_unranked
 from utils.files.output import Key, Piece
 from utils.generation.chat import VERDICT_TOKENS
@@ -108,7 +109,11 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
 def prepare(args: cli.Arguments) -> Stage:
     """Return the stage that judges all systems."""
     number = args.num_contexts if args.strategy == "reward" else None
-    records = read_questions(args.inputs_addr, [args.strategy or "score"], number)
+
+    def needs(task: Task) -> Sequence[str]:
+        return task.metrics.get(args.strategy, task.first_metric).needs
+
+    records = read_questions(args.inputs_addr, needs, number)
     if number:
         refuse_unranked(args.inputs_addr, args.unranked)
     task = task_of(args.inputs_addr, records)

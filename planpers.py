@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from prompts import digests
 from utils import cli
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.files.output import Piece, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, open_api
@@ -58,7 +59,10 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
 
 def prepare(args: cli.Arguments) -> list[Stage]:
     """Return the stages that plan, then those that answer, so that each model is loaded once."""
-    needs = ["profile", *(["gold_plan"] if args.gold_plan else [])]
+
+    def needs(task: Task) -> list[str]:
+        return ["profile", *(task.gold_plan_needs if args.gold_plan else ())]
+
     datasets = read_datasets(args, needs, args.num_contexts)
     task = datasets[0].task
     prompts = planning.load_prompts(args, task)

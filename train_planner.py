@@ -19,7 +19,8 @@ from typing import Any
 from prompts import Prompt, choose_lead_in, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
@@ -45,7 +46,6 @@ from utils.training.launch import (
 )
 
 SCRIPT = "train_planner.py"
-NEEDS = ("profile", "gold_plan")
 PAPER_BATCH = 32  # sequences per step (paper, appendix E)
 BEST = Selection("eval_loss", "best_loss", "validation loss")
 
@@ -102,11 +102,14 @@ def main(argv: list[str] | None = None) -> int:
     set_up_allocator()
     args = with_defaults(args)
 
-    records = read_dataset(args.inputs_addr, needs=NEEDS)
+    def needs(task: Task) -> list[str]:
+        return ["profile", *task.gold_plan_needs]
+
+    records = read_dataset(args.inputs_addr, needs)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
-    validation_records = read_dataset(args.validation_addr, NEEDS) if args.validation_addr else []
+    validation_records = read_dataset(args.validation_addr, needs) if args.validation_addr else []
     if args.num_contexts:
         for path in filter(None, (args.inputs_addr, args.validation_addr)):
             refuse_unranked(path, args.unranked)

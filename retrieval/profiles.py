@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from utils.benchmarks.task import Item, Record, Task
+from utils.benchmarks.checks import Item, Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.records.contexts import with_unit
 from utils.records.datasets import DatasetFile
@@ -56,7 +57,7 @@ class Source:
             self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts in each question's profile
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # those without a date
-        self.by_date = goes_by_date(args, self.dataset.task)
+        self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
     def read(self, number: int) -> Record:
         record, owner = self._read(number), self._owners[number]
@@ -67,10 +68,6 @@ class Source:
 
     def _read(self, number: int) -> Record:
         return with_unit(self.dataset[number], self._unit, self.dataset.path)
-
-
-def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
-    return args.ranker in WITH_DATES and task.item_date is not None
 
 
 def with_dates(task: Task) -> Task:

@@ -38,7 +38,8 @@ from retrieval.encoder_flags import (
     settings_of_encoder,
 )
 from retrieval.profiles import Source, dates_of, describe_dates, texts_of, with_dates, with_prefixes
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
 from utils.cli.errors import quote

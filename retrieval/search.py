@@ -21,7 +21,8 @@ from retrieval.encoder_flags import (
     settings_of_encoder,
 )
 from retrieval.profiles import texts_of, with_dates
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import FlagParser

@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import lampqa
-from utils.benchmarks.checks import check_field
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import Record, check_field
 from utils.building import reading_page
 from utils.building.asking import Question, count_outputs, stages_of
 from utils.building.candidates import SPLITS, Terms, choose, draw_order, profile_of, split_of

@@ -112,7 +112,8 @@ def terms_of(args: cli.Arguments) -> dict[str, Term]:
         return max(0, len(str(text or "").split()) - args.length_over)
 
     def form(_: str, response: dict[str, Any]) -> float:
-        return not in_this_order(args.form_texts, response.get("raw") or "")
+        in_this_order = ".*?".join(map(re.escape, args.form_texts))
+        return re.search(in_this_order, response.get("raw") or "", re.DOTALL) is None
 
     made = {"contrast": contrast, "length": length, "form": form}
     return {name: term for name, term in made.items() if vars(args)[name]}

@@ -54,7 +54,7 @@ def statistics(
     yield label, (column.num_questions,), None if printed is None else (printed,)
     if has_users:
         yield f"Users (by {task.user_field})", (users,) if users else None, None
-    for name, (_, label) in task.sizes.items():
+    for name, (_, label) in task.files.sizes.items():
         sizes = column.sizes[name]
         yield label, (fmean(sizes), pstdev(sizes)) if sizes else None, column.paper.get(name)
 
@@ -102,7 +102,7 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 def make_notes(columns: list[Column]) -> list[str]:
     """Return notes on the numbers, and on their differences from the paper's."""
     notes = ["Mean ± population standard deviation over a file's questions; words are separated by white space."]
-    if columns[0].task.paper_files():
+    if columns[0].task.files.paper_files():
         notes[0] += " The paper does not say which standard deviation it prints, nor the unit of its lengths."
     for column in columns:
         notes += [f"{column.title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
@@ -116,7 +116,7 @@ def _count_notes(column: Column) -> Iterator[str]:
     for name, sizes in column.sizes.items():
         if missing := column.num_questions - len(sizes):
             yield f"{missing} of {column.num_questions} questions have no {name!r} and are left out of its mean."
-        if column.task.sizes[name][0] is not float and (empty := sizes.count(0)):
+        if column.task.files.sizes[name][0] is not float and (empty := sizes.count(0)):
             yield f"{empty} of {column.num_questions} questions have an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
         posts = counted(sum(column.sizes["profile"]), "profile post")
@@ -129,9 +129,9 @@ def _group_notes(column: Column) -> Iterator[str]:
     task, group_of = column.task, column.group_of
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
-        yield f"not in {task.facts}, so each is a column of tables: {first_five(unknown)}."
+        yield f"not in {task.files.facts}, so each is a column of tables: {first_five(unknown)}."
     if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
-        yield f"{task.facts} has another {task.group_words[0]} for {first_five(elsewhere)}."
+        yield f"{task.files.facts} has another {task.group_words[0]} for {first_five(elsewhere)}."
 
 
 if __name__ == "__main__":

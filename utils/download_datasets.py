@@ -72,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
 @cache
 def datasets() -> dict[str, tuple[Task, Mapping[str, Sequence[Published]]]]:
     """Return each dataset's task and published parts, by name: those of every task, then further ones."""
-    further = {name: (task, parts) for task in tasks().values() for name, parts in task.also_published().items()}
-    return {name: (task, task.published()) for name, task in tasks().items()} | further
+    further = {name: (task, parts) for task in tasks().values() for name, parts in task.files.also_published().items()}
+    return {name: (task, task.files.published()) for name, task in tasks().items()} | further
 
 
 def first_part(args: argparse.Namespace) -> Published:

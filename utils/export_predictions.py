@@ -63,9 +63,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     """Return the exported file's name and text, and a line with counts."""
-    records = read_questions(inputs_addr, ["export"])
+    records = read_questions(inputs_addr, lambda task: task.files.export.needs if task.files.export else ())
     task = task_of(inputs_addr, records)
-    if task.export is None:
+    if task.files.export is None:
         raise UserError(f"{inputs_addr}: {task.name} has no format for predictions; use the response file itself")
     responses = read_responses(response_addr, task)
     responses = as_read(responses, task.metrics[default_metric(task, [response_addr])].reads)
@@ -83,7 +83,7 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     line = f"{len(ids)} answers, {empty} of them empty"
     if selected := sum(map(bool, map(selection_of, firsts.values()))):
         line += f", {selected} selected by their scores, so not comparable with other systems"
-    return task.export.name, task.export.write(records, firsts), line
+    return task.files.export.name, task.files.export.write(records, firsts), line
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from typing import Any
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.file_hashes import file_hash
@@ -146,7 +147,8 @@ def publish(
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
     """Read the questions of all datasets, which are of one task, by id."""
-    files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
+    read = {path: read_dataset(path, lambda task: task.first_metric.needs) for path in paths}
+    files = {path: {record["id"]: record for record in records} for path, records in read.items()}
     refuse_shared_ids(files)
     records = {question_id: record for file_records in files.values() for question_id, record in file_records.items()}
     return task_of(", ".join(paths), records.values()), records

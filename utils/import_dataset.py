@@ -22,9 +22,8 @@ from typing import IO, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.checks import Text, check_field, check_form, check_json
+from utils.benchmarks.checks import Record, Text, check_field, check_form, check_json
 from utils.benchmarks.lampqa import TASK
-from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
@@ -109,7 +108,7 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
             raise UserError(f"{where}: column {name!r} has a meaning in datasets; rename it: --columns NAME={name}")
         if "rubric_aspects" in record:
             record["rubric_aspects"] = read_aspects(record["rubric_aspects"], where)
-        check_record(record, where, TASK.fields.keys() & record.keys())
+        check_record(record, where, [*(TASK.fields.keys() & record.keys())])
         if (other := seen.setdefault(record["id"], where)) != where:
             raise UserError(f"{other} and {where}: both have id {quote(record['id'])}; ids must be unique")
         before, profile = time_of(record, where, math.inf), []

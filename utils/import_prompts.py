@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    files = read_prompts(Path(args.code_dir))
+    files = {name: read_prompt(name, Path(args.code_dir), *place) for name, place in FUNCTIONS.items()}
     output = Path(args.output_dir)
     if is_finished(output, files):
         print(f"{output}: already has these prompts, left alone")
@@ -72,11 +72,6 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 
 
 # From code to prompt files
-
-
-def read_prompts(code_dir: Path) -> dict[str, str]:
-    """Return the text of each prompt's file, by the prompt's name; UserError if the code has changed."""
-    return {name: read_prompt(name, code_dir, *place) for name, place in FUNCTIONS.items()}
 
 
 def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str:

@@ -33,7 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Controls, Options, Record
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import Controls
+from utils.benchmarks.task import Options
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
@@ -70,7 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    records = read_questions(args.inputs_addr, ["controls", "options"])
+    records = read_questions(
+        args.inputs_addr, lambda task: [name for made in (task.controls, task.options) if made for name in made.needs]
+    )
     task = task_of(args.inputs_addr, records)
     # The settings that a model's answers have too, except for the prompt.
     settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}

@@ -45,7 +45,7 @@ from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
 from utils.tables.sample_scores import read_sample_scores, split
-from utils.tables.system_scores import System, add_groups_argument, add_unscored_argument, joined_by, read_boards
+from utils.tables.system_scores import System, add_board_arguments, boards_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,19 +88,13 @@ def build_parser() -> cli.FlagParser:
         "best_of_n: a name, then the scores to choose by, one file per sample; once per curve")
     add("--response_addr", metavar="FILE", help="figure best_of_n: responses with several samples per question")
     add("--score_addr", nargs="+", metavar="FILE", help="figure best_of_n: the judge's scores, one file per sample")
-    add("--by", metavar="NAME",
-        help="figure groups: group PersonaMem's questions by topic or distance, PersonaMem-v2's also by who or "
-        "updated (default: the benchmark's groups)")
     add("--agreement_addr", metavar="FILE",
         help="figures 4 and judges: output of utils/compare_evaluators.py, for judges with --systems")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
     add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
-    add("--allow_partial", action="store_true",
-        help="figures 2, 3, 16 and groups: allow systems that were not scored on the same questions")
     # fmt: on
-    add_groups_argument(parser)
-    add_unscored_argument(parser)
+    add_board_arguments(parser.add_argument_group("figures 2, 3, 16 and groups (--by: groups only)"))
     add_overwrite_argument(parser)
     for flags in ("--system", "--agreement_addr", "--inputs_addr", "--training_dir", "--response_addr --score_addr"):
         figures = [figure for figure, needed in SOURCES.items() if {*flags.split()} <= {*needed}]
@@ -200,8 +194,7 @@ def check_names(figure: str, names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """Return the systems and notes on them; UserError also if no question of any system has a score."""
-    joined = joined_by(args.groups)
-    board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined)
+    board, *others = boards = boards_of(args)
     systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
         path = next(iter(others[0].systems[0].files))

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 
 from utils import cli
-from utils.benchmarks.task import OFFICIAL
+from utils.benchmarks.metric import OFFICIAL
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
@@ -39,13 +39,7 @@ from utils.tables.columns import Comparison, compare, compare_methods
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.score_table import Paper, read_paper
-from utils.tables.system_scores import (
-    Board,
-    add_groups_argument,
-    add_unscored_argument,
-    joined_by,
-    read_boards,
-)
+from utils.tables.system_scores import Board, add_board_arguments, boards_of
 
 SCRIPT = "utils/make_table.py"
 
@@ -56,11 +50,16 @@ def main(argv: list[str] | None = None) -> int:
     args = args.replaced(baseline=list(dict.fromkeys(map(one_line, args.baseline or []))))
     check_arguments(args, names)
     seeds = {one_line(method): list(map(one_line, rows)) for method, *rows in args.seeds or []}
-    boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined_by(args.groups))
+    boards = boards_of(args)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
         raise UserError("--intervals: nothing to compare; give --baseline")
-    paper = None if args.paper is None else read_paper_beside(boards, args)
+    paper = None
+    if args.paper is not None:  # also for metrics by the public code's rule; a task's only group has the task's name
+        shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
+        first = boards[0]
+        shown = shown if first.task.benchmark else None
+        paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, first.rows, shown)
     comparisons = compare(boards, args.baseline, args.intervals, args.holm)
     tables = make_tables(args, boards, comparisons, paper)
     if seeds and args.format != "csv":
@@ -79,15 +78,6 @@ def main(argv: list[str] | None = None) -> int:
         prepare_derived([args.output_addr], SCRIPT, args.overwrite)
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
-
-
-def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
-    """Read the paper's numbers for the metrics in the table, also if they are scored by the public code's rule."""
-    # A task's only group has the task's name.
-    shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
-    task, names = boards[0].task, boards[0].rows
-    metric = boards[0].metric_name
-    return read_paper(task, metric, args.paper, args.paper_table, names, shown if task.benchmark else None)
 
 
 def make_tables(
@@ -128,17 +118,11 @@ def build_parser() -> cli.FlagParser:
         help="the paper's table: for LaMP-QA 2 (test) or 3 (validation); for LaMP user or time; for LongLaMP user or "
         "temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open or 128k open (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
-    add("--by", metavar="NAME",
-        help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
-        "(default: by group)")
-    add_groups_argument(parser)
+    add_board_arguments(parser)
     parser.without_effect("--groups", lambda args: args.paper, "with --paper, whose columns are the paper's")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv has numbers in full precision, and prints notes to stderr (%(default)s)")
     add_output_arguments(parser, "file for the table (default: stdout)")
-    add_unscored_argument(parser)
-    add("--allow_partial", action="store_true",
-        help="allow systems that were not scored on the same questions (off: refuse)")
     return parser
     # fmt: on
 

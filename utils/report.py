@@ -72,15 +72,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def read_datasets(paths: list[str]) -> Datasets:
     """Read the datasets, which are of one task; a question may be in several, ranked differently."""
-    files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
+    files = {path: read_dataset(path, lambda task: ["profile", *task.gold_plan_needs]) for path in paths}
     task = task_of(", ".join(paths), (record for records in files.values() for record in records))
     datasets = Datasets(task)
     for path, records in files.items():
         profiles = datasets.profiles.setdefault(file_hash(path), {})
         for record in records:
             profiles[record["id"]] = record.pop("profile")
-            shown = [name for name in task.fields_for(task.metrics) if record.get(name) not in (None, "")]
-            options = ["options"] if has_options(task, record) else []
+            shown = [name for name in task.scored_fields if record.get(name) not in (None, "")]
+            options = task.options.needs if has_options(task, record) else ()
             task.check(record, f"{path}: id {quote(record['id'])}", [*shown, *options])
             earlier = datasets.questions.setdefault(record["id"], record)
             contents = [(question["question"], rubric(task, question)) for question in (earlier, record)]

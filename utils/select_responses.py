@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Metric
+from utils.benchmarks.metric import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash

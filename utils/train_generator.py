@@ -36,7 +36,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prompts import Prompt, digests
 from utils import cli
 from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
@@ -231,7 +232,7 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
-    records = read_dataset(path, ["profile", "asked", *needed_fields(args)])
+    records = read_dataset(path, lambda task: ["profile", *task.asked_needs, *needed_fields(args, task)])
     if args.num_contexts and args.objective != "grpo":
         refuse_unranked(path, args.unranked)
     return records

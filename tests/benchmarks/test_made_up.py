@@ -111,7 +111,7 @@ def test_all_commands_work_with_it(run, dataset, tmp_path, capsys):
 def test_the_example_of_the_docs_is_this_file():
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adding_a_benchmark.md").read_text(), re.DOTALL)
     ours = re.sub(r'str\(FOLDER / "(\w+)"\)', r'"trivia/\1"', (FOLDER / "trivia.py").read_text())
-    ours = ours.replace("facts=__file__", 'facts="docs/adding_a_benchmark.md"')
+    ours = ours.replace("Files(facts=__file__)", 'Files(facts="docs/adding_a_benchmark.md")')
     missing = [line for line in ours.splitlines() if line not in example.splitlines()]
     assert [line.split()[0] for line in missing] == ['"""A', "from", "FOLDER"]  # where the tests keep the file
 

@@ -86,7 +86,7 @@ def dataset(tmp_path_factory):
 
 
 def test_records(dataset, tmp_path):
-    records = read_dataset(dataset, needs=["profile", "options", "target", "score"])
+    records = read_dataset(dataset, needs=["profile", "options", "target", "persona_id"])
     seen = set(Question(records[0], tasks()["PersonaMem-v2-32k"]))  # by a method
     shown = {"task", "id", "question", "options", "profile", "topic", "topic_query", "persona_id"}
     assert {name for name in seen if "chat_history" not in name} == shown | {"context_length_in_tokens"}

@@ -185,7 +185,7 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
 def test_invalid_flags(download, flags, message):
     name, *others = flags.split()
     assert download.refuse(name, *others).startswith(message)
-    published = {(name, setting): part for name in NAMES for setting, [part] in tasks()[name].published().items()}
+    published = {(name, setting): part for name in NAMES for setting, [part] in tasks()[name].files.published().items()}
     places = {key: (part.at, part.folder) for key, part in published.items()}
     server, dataset = "https://ciir.cs.umass.edu/downloads/LaMP", "LongLaMP/LongLaMP"
     assert places["LaMP-4", "time"] == (server, "time/LaMP_4") and places["LaMP-2", "user"] == (server, "LaMP_2/new")

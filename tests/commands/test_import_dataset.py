@@ -88,7 +88,7 @@ def run(questions="questions.csv", posts="posts.csv", columns=COLUMNS, post_colu
 @pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "json"])
 def test_a_question_gets_its_users_earlier_posts(form, capsys):
     assert run(write(f"questions.{form}", QUESTIONS), write(f"posts.{form}", POSTS)) == RECORDS
-    assert read_dataset("own.json", ["profile", "direct"]) == RECORDS
+    assert read_dataset("own.json", ["profile", "narrative"]) == RECORDS
     assert capsys.readouterr().out == (
         "own.json: 2 questions, 5 posts in profiles, 2 posts left out that are their question, 3 posts left out that "
         "are not before their question\n"

@@ -118,7 +118,7 @@ def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
     items = [{"id": f"p{number}", "text": "A post"} for number in range(5)]
     question = {"question": "Why?", "narrative": "n", "profile": items}
     path.write_text(json.dumps([{"id": "q0", **question}, {"id": "q1", **question}]))
-    for needs, number, kept in ((["profile"], 2, 2), (["profile"], None, 5), ([], None, 0), (["direct"], None, 0)):
+    for needs, number, kept in ((["profile"], 2, 2), (["profile"], None, 5), ([], None, 0), (["narrative"], None, 0)):
         records = read_questions(path, needs, number)
         assert [record["profile"] for record in records] == [items[:kept]] * 2
         assert [record["id"] for record in records] == ["q0", "q1"]

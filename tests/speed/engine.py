@@ -148,7 +148,7 @@ def answer_arguments(args: argparse.Namespace) -> Arguments:
 
 def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Call]:
     """Return a call for every aspect of the first questions; responses consist of the user's posts."""
-    records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
+    records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
     responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
     output = Output(str(folder / "scores.json"), {}, [], None, "verdicts", judging)
     form, requests = METRIC.judge.output, requests_to([System(responses, records, METRIC, output)], records)

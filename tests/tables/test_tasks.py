@@ -18,7 +18,7 @@ ALONE = replace(
     group_of=lambda record: {"group": "Everything"},
     group_words=("topic", "topics", "subtopic"),
     short={},
-    paper_results=None,
+    files=replace(TASK.files, paper_results=None),
 )
 
 

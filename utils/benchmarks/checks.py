@@ -1,13 +1,32 @@
-"""Checks of a record that every benchmark shares: its id and the types of its fields."""
+"""A record of a dataset, and the checks that every benchmark shares: its id and the types of its fields."""
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
 from utils.cli.errors import UserError, kind
+
+
+class Item(TypedDict, total=False):
+    """A text from the user's history; a benchmark may add fields."""
+
+    id: str
+    text: str
+
+
+class Record(TypedDict, total=False):
+    """One question of a dataset; a benchmark adds its own fields, and unknown fields are kept.
+
+    `task` is the benchmark's name; a record without it is LaMP-QA's.
+    """
+
+    id: str
+    task: str
+    question: str
+    profile: list[Item]
 
 
 def check_id(value: Any, where: str) -> str:

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import Output
 from utils.benchmarks.originals import after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
 from utils.benchmarks.references import check_rating, label_metrics, rating_metrics, text_metrics
-from utils.benchmarks.task import Output, Record
 from utils.cli import UserError
 from utils.parsing.bare_text import LabelParser, parse_rating, parse_text, words_of
 

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from prompts import Messages, Prompt, join_posts
-from utils.benchmarks.checks import Post, Text
+from utils.benchmarks.checks import Post, Record, Text
+from utils.benchmarks.metric import Controls, Judge, Metric, Output, Scale
 from utils.benchmarks.published import OnHub, Pairs
-from utils.benchmarks.task import Controls, Judge, Metric, Output, Record, Scale, Task
+from utils.benchmarks.task import Files, Task
 from utils.files.json_files import read_json
 from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer, write_answer
@@ -198,19 +199,21 @@ TASK = Task(
         f"criteria above and write nothing but the highest score: {choices.VERDICT_BEGIN}{max(choices.VERDICT_VALUES)}"
         "}",
     ),
-    facts="utils/benchmarks/lampqa_communities.toml",
     gold_plan=gold_plan,
     gold_plan_needs=("rubric_aspects",),
     private_notes=private_notes,
-    sizes={
-        "rubric_aspects": (list, "Aspects per question"),
-        "profile": (list, "Profile size (posts)"),
-        "question": (str, "Question length (words)"),
-        "narrative": (str, "Narrative length (words)"),
-    },
-    published=published,
-    also_published=also_published,
     hidden=hidden_texts,
-    paper_files=paper_files,
-    paper_results=Path(__file__).with_name("lampqa_paper.json"),
+    files=Files(
+        facts="utils/benchmarks/lampqa_communities.toml",
+        sizes={
+            "rubric_aspects": (list, "Aspects per question"),
+            "profile": (list, "Profile size (posts)"),
+            "question": (str, "Question length (words)"),
+            "narrative": (str, "Narrative length (words)"),
+        },
+        published=published,
+        also_published=also_published,
+        paper_files=paper_files,
+        paper_results=Path(__file__).with_name("lampqa_paper.json"),
+    ),
 )

@@ -7,10 +7,11 @@ A record is `{task, id, question, target, profile: [...]}`. The question is the 
 from functools import partial
 from pathlib import Path
 
+from utils.benchmarks.checks import Item
+from utils.benchmarks.metric import Output
 from utils.benchmarks.originals import after, convert_emails, make_task
 from utils.benchmarks.published import OnHub, OnServer, by_setting
 from utils.benchmarks.references import long_text_metrics
-from utils.benchmarks.task import Item, Output
 from utils.parsing.bare_text import parse_text
 
 # Where LongLaMP is published: two configs per task, for new users and for later texts of the same users. The emails are

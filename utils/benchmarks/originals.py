@@ -4,14 +4,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from utils.benchmarks.checks import check_field, check_id, selection_of
+from utils.benchmarks.checks import Item, Record, check_field, check_id, selection_of
+from utils.benchmarks.metric import Metric, Output
 from utils.benchmarks.published import AVOCADO
-from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
+from utils.benchmarks.task import Export, Files, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 
@@ -99,7 +101,10 @@ def make_task(
     trimmed: str | None = None,
     target: Any = str,
     checks: Mapping[str, Callable[[Record, str], None]] = MappingProxyType({}),
+    facts: str = "",
+    convert: Callable[[dict[str, Any], str], Record] | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
+    paper_results: Path | None = None,
     **others: Any,
 ) -> Task:
     """Make a task with one group (itself) and one prompt, which drops its profile paragraph if there is no profile.
@@ -114,7 +119,8 @@ def make_task(
         trimmed: the field that --trim_items cuts (default: the last of `compared`).
         target: the type of the target.
         checks: further checks, as in `Task`.
-        published: returns `Task.published` from the name.
+        facts, convert, published, paper_results: as in `Files`; `published` gets the name, and `convert` is `to_record`
+            by default.
         others: further fields of the `Task`.
     """
 
@@ -140,7 +146,12 @@ def make_task(
         item_text=lambda item: " ".join(str(item[field]) for field in compared),
         item_template=item_template,
         trimmed=trimmed or compared[-1],
-        export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
-        published=partial(published, name),
-        **{"convert": partial(to_record, name), **others},
+        files=Files(
+            facts=facts,
+            convert=convert or partial(to_record, name),
+            published=partial(published, name),
+            export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
+            paper_results=paper_results,
+        ),
+        **others,
     )

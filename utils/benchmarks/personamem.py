@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from prompts import History
-from utils.benchmarks.checks import Text, check_field, check_id, is_unicode
+from utils.benchmarks.checks import Item, Record, Text, check_field, check_id, is_unicode
+from utils.benchmarks.metric import Metric, Output, Parser
 from utils.benchmarks.personamem_results import (
     DISTANCES,
     LENGTH,
@@ -32,7 +33,7 @@ from utils.benchmarks.personamem_results import (
 )
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import label_metrics
-from utils.benchmarks.task import ALL, Export, Item, Metric, Options, Output, Parser, Record, Task, Variant
+from utils.benchmarks.task import ALL, Export, Files, Options, Task, Variant
 from utils.benchmarks.task import SIZES as MEASURED
 from utils.cli import UserError
 from utils.cli.errors import quote
@@ -304,18 +305,12 @@ def make_task(size: str, questions: int, length: int) -> Task:
             "target": Literal[tuple(LETTERS)],
             PERSONA: Text,
         },
-        sizes={
-            **MEASURED,
-            LENGTH: (float, "Context length (tokens)"),
-            TOKENS: (float, "Distance to the reference (tokens)"),
-        },
         asked_needs=("profile", "options"),
         prompts={"none": "personamem/choice", "rag": "personamem/choice"},
         prompt_length=length,
         item_words="messages or sessions",
         output=Output(r"\([a-d]\)", parse_letter),
         metrics=metrics(),
-        facts="utils/benchmarks/personamem.py",
         options=Options(
             prompts={"none": "personamem/likelihood", "rag": "personamem/likelihood"},
             needs=("options",),
@@ -327,11 +322,19 @@ def make_task(size: str, questions: int, length: int) -> Task:
         evidence_position=evidence_position,
         arrange=in_order_of_time,
         count_outputs=count_outputs,
-        convert=partial(convert, name),
-        export=Export(f"{name.replace('-', '_')}_results.csv", write_results, needs=("target",)),
-        read_answer=read_answer,
-        paper_results=Path(__file__).with_name("personamem_paper.json"),
-        published=lambda: {"": [SharedContexts(HUB, "", BENCHMARK, {"task": name}, {size: questions}, COUNTED_BY)]},
+        files=Files(
+            facts="utils/benchmarks/personamem.py",
+            sizes={
+                **MEASURED,
+                LENGTH: (float, "Context length (tokens)"),
+                TOKENS: (float, "Distance to the reference (tokens)"),
+            },
+            convert=partial(convert, name),
+            export=Export(f"{name.replace('-', '_')}_results.csv", write_results, needs=("target",)),
+            read_answer=read_answer,
+            paper_results=Path(__file__).with_name("personamem_paper.json"),
+            published=lambda: {"": [SharedContexts(HUB, "", BENCHMARK, {"task": name}, {size: questions}, COUNTED_BY)]},
+        ),
     )
 
 

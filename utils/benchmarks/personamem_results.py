@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from utils.benchmarks.checks import is_unicode, number_in
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import Record, is_unicode, number_in
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.parsing.letters import LETTERS, parse_letter

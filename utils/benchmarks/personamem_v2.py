@@ -18,12 +18,13 @@ from typing import Any
 
 from prompts import Messages, Prompt
 from utils.benchmarks import personamem
-from utils.benchmarks.checks import Text, check_field
+from utils.benchmarks.checks import Record, Text, check_field
 from utils.benchmarks.longlamp import TEXT
+from utils.benchmarks.metric import Judge, Metric, Output
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
 from utils.benchmarks.published import OnHub, Originals
-from utils.benchmarks.task import Judge, Metric, Output, Record, Task
+from utils.benchmarks.task import Files, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
@@ -198,10 +199,14 @@ def make_task(size: str) -> Task:
             parts[setting] = [LinkedHistories(at, table, files, identity, {size: number}, personamem.COUNTED_BY)]
         return parts
 
-    own = {"export": None, "read_answer": None}  # only the first version has these
-    own |= {"paper_results": Path(__file__).with_name("personamem_v2_paper.json"), "ways": WAYS}
-    own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
-    own |= {"group_of": group_of, "convert": partial(convert, size), "published": published}
+    files = Files(
+        facts="utils/benchmarks/personamem_v2.py",
+        sizes=base.files.sizes,
+        convert=partial(convert, size),
+        published=published,
+        paper_results=Path(__file__).with_name("personamem_v2_paper.json"),
+    )
+    own = {"name": name, "groups": tuple(TYPES), "short": TYPES, "group_of": group_of, "ways": WAYS, "files": files}
     own |= {"fields": base.fields | {"preference": Text}, "annotations": ANNOTATIONS}
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
     own |= {"metrics": {"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}}

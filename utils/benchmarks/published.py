@@ -112,7 +112,7 @@ def by_setting(
     questions: Mapping[str, Sequence[int]],
     said_by: str,
 ) -> dict[str, list[OnHub | OnServer]]:
-    """Return `Task.published` for a task with one folder per setting.
+    """Return `Files.published` for a task with one folder per setting.
 
     Args:
         folders: the folders by setting.

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.task import OFFICIAL, Metric, Record
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import OFFICIAL, Metric
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.scoring import references

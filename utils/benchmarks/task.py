@@ -3,52 +3,18 @@
 A script never asks which benchmark it has; it uses the fields here (docs/adding_a_benchmark.md).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from prompts import History, Messages, Prompt, join_posts
-from utils.benchmarks.checks import check_field
+from prompts import History, join_posts
+from utils.benchmarks.checks import Item, Record, check_field
+from utils.benchmarks.metric import OFFICIAL, Controls, Metric, Output, Parser
 from utils.benchmarks.published import Published
 from utils.cli.errors import UserError
-from utils.parsing import Parsed
-from utils.scoring.means import Pooled
-from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_probability
 
-OFFICIAL = "-official"  # suffix of metrics that read a model's whole raw text by the public code's rule
 ALL = "All questions"  # a column of a table
-
-Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
-
-
-class Item(TypedDict, total=False):
-    """A text from the user's history; a benchmark may add fields."""
-
-    id: str
-    text: str
-
-
-class Record(TypedDict, total=False):
-    """One question of a dataset; a benchmark adds its own fields, and unknown fields are kept.
-
-    `task` is the benchmark's name; a record without it is LaMP-QA's.
-    """
-
-    id: str
-    task: str
-    question: str
-    profile: list[Item]
-
-
-@dataclass(frozen=True)
-class Output:
-    """The form of a model's output: a schema (JSON, or a regular expression) to constrain it, and its parser."""
-
-    schema: dict[str, Any] | str
-    parse: Parser
-    write: Callable[[str], str] = str  # returns the training target for an answer
 
 
 @dataclass(frozen=True)
@@ -81,95 +47,6 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Numeric verdicts, for expected values and means (--verdicts and --num_verdicts)."""
-
-    begin: str  # the judge's output before the number
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Judge:
-    """The request to a judging model for a verdict, and the form of its output."""
-
-    prompt: str  # its file, as `prompts.load_prompt` takes it
-    messages: Callable[[Prompt, Record, list[str], int], Messages]  # from prompt, record, responses, verdict's number
-    # None: the judge is a reward model, which gives a number for `messages`, a dialogue that the response ends.
-    output: Output | None
-    scale: Scale | None = None  # None if verdicts are counted and each is requested once
-
-
-@dataclass(frozen=True)
-class Controls:
-    """Answers that test a benchmark's judge, besides those made from a system's answers (utils/make_controls.py)."""
-
-    needs: tuple[str, ...]  # fields of `Task.fields` that `ceiling` reads
-    ceiling: Callable[[Record], str]  # returns a text with everything that the judge looks for
-    order: str  # a response that only tells the judge to give the highest verdict
-
-
-@dataclass(frozen=True)
-class Metric:
-    """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
-
-    needs: tuple[str, ...]  # fields of `Task.fields` that it reads
-    # The values that a verdict depends on besides the responses. Scores are compared only if their hashes are equal.
-    judge_inputs: Callable[[Record], list[Any]]
-    # Returns `answered`, `score` and `details` for the score file, from a record and its verdicts (ordered as `keys`).
-    entry: Callable[[Record, list[Verdict]], dict[str, Any]]
-    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
-    # Returns the score for an entry's details: 0 to 1 unless lower is better, None if a verdict is missing (with True,
-    # 0 counts). ValueError if the details are not this metric's. The field is None if the metric compares systems.
-    score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    # The parts of the rubric, with a verdict each and "" for missing texts; None: one verdict on the whole response.
-    parts: Callable[[Record], list[Any]] | None = None
-    num_verdicts: int = 1  # verdicts per question, if there are no `parts`
-    num_samples: int = 1  # verdicts per part, which are averaged
-    by_probability: bool = False  # a verdict is the expected value over the judge's scale
-    num_systems: int = 1  # response files that it compares
-    # The ways of asking (`Task.ways`, None for the usual one) whose responses it scores; empty: all.
-    ways: tuple[str | None, ...] = ()
-    judge: Judge | None = None  # gives the verdicts; None: `compute` does
-    compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict
-    reads: str = "output"  # the field of a response that it is computed from; "raw" is the model's whole text
-    # Further fields of the score file's head, from the scored records and all responses to each, by id.
-    over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
-        lambda records, responses: {}
-    )
-    unit: str = "response"  # noun for what a verdict is about
-    pooled: Pooled | None = None  # combines the scores of several questions; None: their mean
-    lower_is_better: bool = False  # scores are errors, from 0 up
-    is_unbounded: bool = False  # scores are rewards: any numbers, on the scale of the model that gives them
-    is_share: bool = False  # a score is 0 or 1, so the mean is a share, with the interval `share_interval`
-    worst: str = "0"  # the score of a missing answer, in words
-    # Whether an entry's answer could not be read, so that it counts as missing.
-    is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        """The lowest and the highest score that there can be."""
-        return -inf if self.is_unbounded else 0.0, inf if self.is_unbounded or self.lower_is_better else 1.0
-
-    def keys(self, record: Record) -> list[tuple[str | int, ...]]:
-        """Return the keys of a question's verdicts: (id, verdict's number), and the sample's number unless it is 0."""
-        count = self.num_verdicts if self.parts is None else len(self.parts(record))
-        draws = [(), *((draw,) for draw in range(1, self.num_samples))]
-        return [(record["id"], i, *draw) for i in range(count) for draw in draws]
-
-    def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Return the verdicts, in the order of `keys`, with those of each part averaged."""
-        if self.num_samples == 1:
-            return list(verdicts)
-        return [average(verdicts[i : i + self.num_samples]) for i in range(0, len(verdicts), self.num_samples)]
-
-    def describe_uncertainty(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the fields of a score file's head that describe expected or averaged verdicts."""
-        if self.by_probability:
-            return summarize_probability(per_question)
-        return summarize_drawn(per_question, self.num_samples) if self.num_samples > 1 else {}
-
-
-@dataclass(frozen=True)
 class Export:
     """The file of a system's answers for the benchmark's own scorer or leaderboard."""
 
@@ -190,34 +67,10 @@ SIZES = {"profile": (list, "Profile size (items)"), "question": (str, "Question 
 
 
 @dataclass(frozen=True)
-class Task:
-    """A benchmark."""
+class Files:
+    """A benchmark's own files: how they are read and written, and what its paper says about them."""
 
-    name: str  # the value of each record's `task`
-    groups: tuple[str, ...]  # a table's columns of means, in order
-    # Returns a record's `group` (None if unknown), its `subgroup` if groups have parts, and a text for each of
-    # `divisions`. All are written to the score file.
-    group_of: Callable[[Record], dict[str, str | None]]
-    # The msgspec types of a record's fields besides id and question, which are checked when they are read.
-    fields: Mapping[str, Any]
-    prompts: Mapping[str, str]  # files by method (none, rag, planner, planpers), as `prompts.load_prompt` takes them
-    output: Output  # of an answer
-    metrics: Mapping[str, Metric]  # by name, the default one first
     facts: str  # the file with the benchmark's facts, for messages
-
-    # Data
-    # Further checks of some of `fields`; they raise a UserError that begins with the second argument.
-    checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
-    user_field: str | None = None  # the user's id, the unit of intervals and tests; None: one question per user
-    query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
-    item_text: Callable[[Item], str] = lambda item: item["text"]
-    date_field: str | None = None  # the field of an item that --use_date adds to the text that retrieval compares
-    # When an item was written, as (year, month, ...), for recency. None: the last item in the file is the latest.
-    item_date: Callable[[Item], tuple[int, ...] | None] | None = None
-    # Returns (name, text) pairs that only the scorer may see, so a profile must not contain them. The record may be
-    # unchecked.
-    hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
-    annotations: tuple[str, ...] = ()  # fields besides those of the metrics that no system may see
     # Returns the record for a question of the benchmark's own files, whose `output` is the right answer, if known.
     # Raises UserError, beginning with the second argument. None: the files already hold records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
@@ -232,6 +85,43 @@ class Task:
     # The paper's figures for its files, by name without suffix: `group`, `split`, number of `questions`, and mean and
     # standard deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    export: Export | None = None  # None if only this repository scores its answers
+    # Returns the question's id and a response from a row of a table of answers, by column; raises UserError, beginning
+    # with the second argument. None: responses are never tables.
+    read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
+    # A file of systems' scores in the paper, as `utils.tables.score_table.read_paper` takes it.
+    paper_results: Path | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A benchmark: what a record is, what a prompt shows of it, and how tables show its scores."""
+
+    name: str  # the value of each record's `task`
+    groups: tuple[str, ...]  # a table's columns of means, in order
+    # Returns a record's `group` (None if unknown), its `subgroup` if groups have parts, and a text for each of
+    # `divisions`. All are written to the score file.
+    group_of: Callable[[Record], dict[str, str | None]]
+    # The msgspec types of a record's fields besides id and question, which are checked when they are read.
+    fields: Mapping[str, Any]
+    prompts: Mapping[str, str]  # files by method (none, rag, planner, planpers), as `prompts.load_prompt` takes them
+    output: Output  # of an answer
+    metrics: Mapping[str, Metric]  # by name, the default one first
+    files: Files
+
+    # Data
+    # Further checks of some of `fields`; they raise a UserError that begins with the second argument.
+    checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
+    user_field: str | None = None  # the user's id, the unit of intervals and tests; None: one question per user
+    query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
+    item_text: Callable[[Item], str] = lambda item: item["text"]
+    date_field: str | None = None  # the field of an item that --use_date adds to the text that retrieval compares
+    # When an item was written, as (year, month, ...), for recency. None: the last item in the file is the latest.
+    item_date: Callable[[Item], tuple[int, ...] | None] | None = None
+    # Returns (name, text) pairs that only the scorer may see, so a profile must not contain them. The record may be
+    # unchecked.
+    hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
+    annotations: tuple[str, ...] = ()  # fields besides those of the metrics that no system may see
 
     # Asking
     # The texts of a record that a prompt may show besides profile and plan; never those that only the scorer may see.
@@ -273,12 +163,6 @@ class Task:
     # Other divisions of the questions, for --by: the values of each in order; empty if any value is possible.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
-    export: Export | None = None  # None if only this repository scores its answers
-    # Returns the question's id and a response from a row of a table of answers, by column; raises UserError, beginning
-    # with the second argument. None: responses are never tables.
-    read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
-    # A file of systems' scores in the paper, as `utils.tables.score_table.read_paper` takes it.
-    paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int | None) -> list[str] | History:
         """Return the texts of a question's best `number` items, in the order of the prompt.
@@ -314,10 +198,14 @@ class Task:
         return [name for name in self.metrics if name.endswith(OFFICIAL) is official] or list(self.metrics)
 
     @property
+    def scored_fields(self) -> set[str]:
+        """The fields that its metrics read."""
+        return {name for metric in self.metrics.values() for name in metric.needs}
+
+    @property
     def hidden_fields(self) -> set[str]:
         """The fields that only the scorer may see."""
-        seen = {self.user_field, "profile", *self.asked_needs}
-        return (self.fields_for(self.metrics) - seen) | {*self.annotations}
+        return (self.scored_fields - {self.user_field, "profile", *self.asked_needs}) | {*self.annotations}
 
     @property
     def first_metric(self) -> Metric:
@@ -328,35 +216,18 @@ class Task:
         """Return the name of this task's column in a table over several tasks."""
         return f"{self.name}, {metric}"
 
-    def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
-        """Check the fields that will be read; `needs` are fields, metrics, or other names that `fields_for` knows."""
-        wanted = self.fields_for(needs)
-        is_scored = not wanted.isdisjoint(self.fields_for(self.metrics))
-        if is_scored:
-            wanted.add(self.group_field)
+    def check(self, record: Record, where: str, fields: Collection[str]) -> None:
+        """Check these fields, which will be read; if the scorer reads one of them, the record's group too.
+
+        UserError, beginning with `where`, also if the group is not one of the task's; None, an unknown group, is
+        allowed.
+        """
+        is_scored = not self.scored_fields.isdisjoint(fields)
         for name, form in self.fields.items():
-            if name in wanted:
+            if name in fields or (is_scored and name == self.group_field):
                 check_field(record, where, name, form)
                 if name in self.checks:
                     self.checks[name](record, where)
-        if is_scored:
-            self._check_group(record, where)
-
-    def _check_group(self, record: Record, where: str) -> None:
-        """Raise UserError if the record's group is not one of the task's; None, an unknown group, is allowed."""
-        group = self.group_of(record)["group"]
+        group = self.group_of(record)["group"] if is_scored else None
         if group is not None and group not in self.groups:
             raise UserError(f"{where}: the group {group!r} is not one of {', '.join(self.groups)}")
-
-    def fields_for(self, needs: Iterable[str]) -> set[str]:
-        """Return the fields that `needs` (names of fields, metrics or purposes) refers to."""
-        behind = {name: metric.needs for name, metric in self.metrics.items()}
-        behind |= {
-            "gold_plan": self.gold_plan_needs,
-            "asked": self.asked_needs,
-            "export": self.export.needs if self.export else (),
-            "options": self.options.needs if self.options else (),
-            "controls": self.controls.needs if self.controls else (),
-            "score": self.first_metric.needs,
-        }
-        return {field for need in needs for field in behind.get(need, (need,))}

@@ -14,7 +14,8 @@ from typing import Any
 
 from prompts import digests, load_prompt
 from utils.benchmarks import lampqa
-from utils.benchmarks.task import Parser, Record
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import Parser
 from utils.building.candidates import text_key
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.engines import choose_model

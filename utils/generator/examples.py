@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prompts import Prompt
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Fitted, Window

@@ -9,13 +9,14 @@
 """
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
@@ -119,11 +120,11 @@ def check_objective(args: Namespace) -> None:
         raise UserError("--prompt: its texts are in --target_addr; give one")
 
 
-def needed_fields(args: Namespace) -> list[str]:
-    """Return what `read_dataset` is to check besides profile and question."""
+def needed_fields(args: Namespace, task: Task) -> Sequence[str]:
+    """Return the fields of a record that are read besides profile and question."""
     if uses_references(args):
         return ["target"]
-    return ["gold_plan"] if args.objective == "distill" else []
+    return task.gold_plan_needs if args.objective == "distill" else []
 
 
 def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], str]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import Record
 from utils.cli import UserError, is_first_process
 from utils.cli.errors import first_five, quote
 from utils.files.file_hashes import file_hash

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from prompts import Messages
-from utils.benchmarks.task import Item, Record
+from utils.benchmarks.checks import Item, Record
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_lines

@@ -7,25 +7,32 @@ records' fields; unknown fields are kept.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import check_field, check_id, check_json
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record, check_field, check_id, check_json
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.cli.progress import announce_file
 from utils.records.contexts import open_profile
 from utils.records.stream import stream_records
 
+# The fields of a record that a script reads, or a function that returns them from the benchmark.
+Needs = Sequence[str] | Callable[[Task], Iterable[str]]
 
-def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
+
+def fields_of(needs: Needs, task: Task) -> set[str]:
+    return set(needs(task) if callable(needs) else needs)
+
+
+def read_dataset(path: str | Path, needs: Needs = ()) -> list[Record]:
     """Return a dataset's records in file order, with string ids, checked for id, question and needed fields.
 
-    `needs` names the fields that the script uses, as `Task.check` takes them. A UserError names file, record and field.
+    A UserError names file, record and field.
     """
     return list(DatasetFile(path).scan(needs))
 
@@ -37,13 +44,13 @@ class DatasetFile:
         self.path = Path(path)
         self.ids: list[str] = []  # question ids in file order; set by `scan`
         self.task: Task | None = None  # set by `scan`
-        self._needs: tuple[str, ...] = ()  # set by `scan`
+        self._needs: Needs = ()  # set by `scan`
         self._places: list[tuple[int, int]] = []  # each record's offset and length in bytes
         self._version: list[int] = []  # of the file; set by `scan`
 
-    def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
+    def scan(self, needs: Needs = ()) -> Iterator[Record]:
         """Yield every record, checked as by `read_dataset`; afterwards, each can be read again by its number."""
-        self.ids, self._places, self._needs = [], [], tuple(needs)
+        self.ids, self._places, self._needs = [], [], needs
         numbers: dict[str, int] = {}
         announce_file("reading", self.path)
         self._version = _version(self.path) if self.path.is_file() else []
@@ -85,22 +92,22 @@ def _version(file: Path | int) -> list[int]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:
+def read_questions(path: str | Path, needs: Needs, num_items: int | None = None) -> list[Record]:
     """Read a dataset without the unused parts of profiles, which may take gigabytes.
 
     Args:
-        num_items: how many of a profile's first items are kept. None: all if `needs` names the profile, else none.
+        num_items: how many of a profile's first items are kept. None: all if `needs` has the profile, else none.
     """
-    file, needs, records = DatasetFile(path), tuple(needs), []
+    file, records = DatasetFile(path), []
     for record in file.scan(needs):
         if isinstance(record.get("profile"), list):
-            is_whole = num_items is None and "profile" in file.task.fields_for(needs)
+            is_whole = num_items is None and "profile" in fields_of(needs, file.task)
             record["profile"] = record["profile"][: None if is_whole else num_items or 0]
         records.append(record)
     return records
 
 
-def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
+def check_record(record: Any, where: str, needs: Needs) -> None:
     """Check one record as `read_dataset` does, and make its id a string; errors begin with `where`."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: found {kind(record)}, expected a question object")
@@ -108,18 +115,18 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     where = f"{where} (id {quote(record['id'])})"
     task = tasks()[FIRST] if "task" not in record else task_of(where, [record])
     check_field(record, where, "question")
-    task.check(record, where, needs)
+    task.check(record, where, fields_of(needs, task))
     check_json(record, where)
 
 
-def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Record:
+def with_profile(record: Record, path: str | Path, needs: Needs) -> Record:
     """Return a checked record of this file, with its context if its profile refers to one and is needed.
 
     UserError if the context is missing or invalid. References to contexts are followed only here.
     """
-    if not isinstance(record.get("profile"), dict) or "profile" not in task_of(str(path), [record]).fields_for(needs):
-        return record
-    return {**record, "profile": open_profile(record, Path(path))}
+    if isinstance(record.get("profile"), dict) and "profile" in fields_of(needs, task_of(str(path), [record])):
+        return {**record, "profile": open_profile(record, Path(path))}
+    return record
 
 
 def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from utils.benchmarks.checks import check_field
+from utils.benchmarks.checks import Record, check_field
 from utils.benchmarks.published import OnHub, OnServer, Originals
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce_file

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:

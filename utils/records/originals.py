@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from utils.benchmarks.checks import check_form
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record, check_form
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import check_readable, read_json
@@ -53,7 +53,7 @@ def read_originals(
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
             row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
-        record = task.convert(row, where) if task.convert else row
+        record = task.files.convert(row, where) if task.files.convert else row
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
             record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1

@@ -116,14 +116,14 @@ def is_lamps_own(content: Any) -> bool:
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
     """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
-    if task is None or task.read_answer is None:
+    if task is None or task.files.read_answer is None:
         whose = f" for {task.name}" if task else ""
         raise UserError(f"{path}: is a table; give responses{whose} as JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
     lines: dict[str, int] = {}
     for number, row in enumerate(table_rows(Path(path))):
         where = f"{path}: record {number}"
-        question_id, response = task.read_answer(row, where)
+        question_id, response = task.files.read_answer(row, where)
         if question_id in responses:
             raise UserError(
                 f"{where}: id {quote(question_id)} is also in record {lines[question_id]}; give one answer per question"

@@ -17,8 +17,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import check_field, check_form, check_id, selection_of
-from utils.benchmarks.task import Metric, Record, Task
+from utils.benchmarks.checks import Record, check_field, check_form, check_id, selection_of
+from utils.benchmarks.metric import Metric
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json

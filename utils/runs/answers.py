@@ -1,7 +1,7 @@
 """Everything in baselines.py except its method: questions, model, and response files."""
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -10,7 +10,8 @@ from typing import Any
 from prompts import Prompt, digests
 from utils import cli
 from utils.benchmarks import task_of, tasks
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import refuse_unranked
@@ -19,7 +20,7 @@ from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
-from utils.records.datasets import read_questions, select_questions
+from utils.records.datasets import Needs, read_questions, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.ask import Ask
 from utils.runs.stage import Stage
@@ -83,9 +84,7 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     )
 
 
-def read_datasets(
-    args: Arguments, needs: Sequence[str], most_items: int | None, way: str | None = None
-) -> list[Dataset]:
+def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: str | None = None) -> list[Dataset]:
     """Return the datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
 
     Args:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from prompts import History, Messages, Prompt
 from retrieval.search import MOST, Search, Searched
-from utils.benchmarks.task import Judge, Parser, Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import Judge, Parser
 from utils.benchmarks.task import Output as Form
+from utils.benchmarks.task import Task
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
 from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 from prompts import Messages, Prompt, digests, load_prompt
 from utils import cli
-from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import OFFICIAL, Judge, Metric
+from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, Output, refuse_other_source
-from utils.generation.chat import LocalChat, choose_length, render_all
+from utils.generation.chat import choose_length, render_all
 from utils.generation.engines import choose_model, is_classifier
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
@@ -73,7 +75,8 @@ class JudgeModel(Model):
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:
         """The beginning of an output before its number, and each number's continuation, as token ids."""
-        return verdict_options(self.judge.scale, self.chat)
+        scale = self.judge.scale
+        return split_shared({str(number): self.chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
     def _reserve(self) -> tuple[int, int]:
         if not self.only_scores:
@@ -92,11 +95,6 @@ class JudgeModel(Model):
             longest = max((len(rendered) for [rendered] in render_all(self.chat, prompts)), default=1) + begin
             needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
         return choose_length(self.chat, self.flags.max_model_len, max_tokens, needed)
-
-
-def verdict_options(scale: Scale, chat: LocalChat) -> tuple[array, dict[str, array]]:
-    """Return the beginning of a judge's output before its number, and each number's continuation, as token ids."""
-    return split_shared({str(number): chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
 
 def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[Request]] = tuple) -> JudgeModel:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from prompts import History
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.files.output import NO_ANSWER, Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS

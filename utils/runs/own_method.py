@@ -46,7 +46,7 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: give only one --inputs_addr and one --output_addr")
     shown = tuple(args.show_fields or ())
-    [dataset] = read_datasets(args, ["profile", "asked", *shown], None, args.asking)
+    [dataset] = read_datasets(args, lambda task: ["profile", *task.asked_needs, *shown], None, args.asking)
     check_ranked(args, [dataset])
     task = dataset.task
     check_shown(shown, task)

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from utils.files.output import Output, Piece, Pieces
+from utils.files.output import Output, Piece
 from utils.generation.calls import (
     THOUGHT_COUNT,
     TOKEN_COUNTS,
@@ -45,6 +45,7 @@ def publish(
         tally: numbers of records by what became of them, for the manifest of a stage with several calls per record.
     """
     content, pieces = output.content(), output.pieces
+    num_usable = sum(piece["value"] is not None for piece in pieces.values())
     first = next(iter(stage.models.values()), None)
     made = describe_records(record for _, record in calls)
     made.pop(UNFINISHED_COUNT, None)  # counts calls; the manifest counts pieces
@@ -52,7 +53,7 @@ def publish(
     figures = {
         # Like the device, it is not a setting, so a run may resume on another kind of GPU.
         "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
-        "counts": stage.count(content, pieces) if stage.count else {output.unit: count_values(pieces)},
+        "counts": stage.count(content, pieces) if stage.count else {output.unit: num_usable},
         **(first.figures if first else {}),
         **made,
         **count_unfinished(pieces.values()),
@@ -64,10 +65,6 @@ def publish(
         figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}, **tally}
     if output.publish(device, **figures):
         print((stage.describe or describe_output)(output, content, figures))
-
-
-def count_values(pieces: Pieces) -> int:
-    return sum(piece["value"] is not None for piece in pieces.values())
 
 
 def describe_output(output: Output, content: Any, figures: Mapping[str, Any]) -> str:

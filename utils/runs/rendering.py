@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
-from utils.benchmarks.task import Parser, Record, Task, Variant
+from utils.benchmarks.checks import Record
+from utils.benchmarks.metric import Parser
+from utils.benchmarks.task import Task, Variant
 from utils.files.output import Key
 from utils.generation.calls import Call, fitted_call
 from utils.generation.model import Model

@@ -7,7 +7,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from utils.benchmarks.task import Metric, Task
+from utils.benchmarks.metric import Metric
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json

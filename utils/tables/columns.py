@@ -10,7 +10,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from utils.benchmarks.task import ALL, Metric, Task
+from utils.benchmarks.metric import Metric
+from utils.benchmarks.task import ALL, Task
 from utils.cli import UserError
 from utils.scoring.means import mean
 from utils.tables import significance

@@ -27,7 +27,7 @@ EXTREMES = {"Longest option": max, "Shortest option": min}
 
 @dataclass
 class Column:
-    """A file's counts, and what its benchmark's paper prints about it (`Task.paper_files`), if anything."""
+    """A file's counts, and what its benchmark's paper prints about it (`Files.paper_files`), if anything."""
 
     task: Task
     name: str = ""  # the split's, else the file's
@@ -59,7 +59,7 @@ def read_columns(paths: list[str]) -> list[Column]:
     task = columns[paths[0]].task
     if others := [path for path, column in columns.items() if column.task != task]:
         raise UserError(f"{others[0]}: has another task than {paths[0]} ({task.name}); give the files of one task")
-    paper = task.paper_files()
+    paper = task.files.paper_files()
     keys = {path: stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths}
     for path, column in columns.items():
         column.paper = paper.get(keys[path], {})
@@ -79,12 +79,12 @@ def count_file(path: str) -> Column:
         if task.history is not None:  # the profile is a reference to a history
             task.check(record, where, ["profile"])
             record = with_profile(record, path, ["profile"])
-        for name, (kind, _) in {**task.sizes, task.group_field: (str, "")}.items():
+        for name, (kind, _) in {**task.files.sizes, task.group_field: (str, "")}.items():
             value = number_in(record, name) if kind is float else record.get(name)
             if value is not None and not isinstance(value, (kind, Profile)):
                 wanted = "text" if kind is str else "list"
                 raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
-            if name in task.sizes:
+            if name in task.files.sizes:
                 size = value if kind is float or value is None else len(value.split() if kind is str else value)
                 column.sizes.setdefault(name, []).extend([] if size is None else [size])
         if (user := record.get(task.user_field)) is not None:
@@ -96,7 +96,7 @@ def count_file(path: str) -> Column:
             column.group_of[community] = place["group"]
         metric = task.first_metric
         if task.options and metric.compute and record.keys() >= {*task.options.needs, *metric.needs}:
-            task.check(record, where, ["options", "score"])
+            task.check(record, where, [*task.options.needs, *metric.needs])
             choice = {"group": place["group"], "user": record["id"] if user is None else str(user)}
             for name, extreme in EXTREMES.items():
                 answer, *tied = task.options.of_length(record, extreme)

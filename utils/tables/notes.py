@@ -72,7 +72,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
         yield (
             f"Warning: {counted(len(unplaced), 'question')} in no column, because the {group} is unknown for "
-            f"{subgroup} {one_line(names)}; {task.facts} lists the {plural(subgroup)}."
+            f"{subgroup} {one_line(names)}; {task.files.facts} lists the {plural(subgroup)}."
         )
     all_ids = set().union(*(system.scored_ids for system in systems))
     lacking = {system.name: len(all_ids) - len(system.scored_ids) for system in systems}

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 

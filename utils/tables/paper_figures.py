@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks.task import Metric
+from utils.benchmarks.metric import Metric
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
 from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
@@ -192,7 +192,8 @@ def systems_figure(systems: list[System]) -> "Figure":
     figure = new_figure(width, 2.8)
     panel = figure.subplots()
     bars = [draw_system(panel, [own[group] for group in groups], i, len(systems)) for i, own in enumerate(means)]
-    percents = [percent_text(means[0][group], means[-1][group]) for group in groups]
+    ends = [(means[0][group], means[-1][group]) for group in groups]
+    percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
     panel.set_xticks(range(len(groups)), labels)
     panel.set_xlim(-0.5, len(groups) - 0.5)
@@ -222,10 +223,6 @@ def draw_system(panel: "Axes", means: list[float | None], number: int, num_syste
     rotation = 90 if num_systems > LEVEL_SYSTEMS else 0
     panel.bar_label(bars, texts, padding=1.5, rotation=rotation, fontsize=SMALL_TEXT)
     return bars
-
-
-def percent_text(first: float | None, last: float | None) -> str:
-    return "–" if not first or last is None else f"{last / first:.0%}"
 
 
 def decimals(value: float, digits: int = 2) -> str:

@@ -10,7 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.task import ALL, Item, Record, Task
+from utils.benchmarks.checks import Item, Record
+from utils.benchmarks.task import ALL, Task
 from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean

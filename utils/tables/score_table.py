@@ -57,9 +57,9 @@ def read_paper(
         shown: the table's column names by the paper's, for a benchmark of several tasks (see `Task.scored_by`).
     """
     missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
-    if task.paper_results is None:
+    if task.files.paper_results is None:
         raise missing
-    data = read_json(task.paper_results)
+    data = read_json(task.files.paper_results)
     # A table of a single task or metric names it.
     wanted = {"task": task.name, "strategy": metric}
     tables = {

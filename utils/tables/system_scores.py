@@ -143,10 +143,30 @@ def few(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
+def add_unscored_argument(parser: argparse._ActionsContainer) -> None:
     """Add the flag --unscored_as_zero."""
     what = "count aspects without a verdict as 0 (default: leave their questions out of the means)"
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
+
+
+def add_board_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add the flags of `boards_of`, besides --system."""
+    # fmt: off
+    add = parser.add_argument
+    add("--by", metavar="NAME",
+        help="instead of by group, by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or "
+        "updated (default: by group)")
+    add("--groups", nargs="+", type=_group, metavar="NAME=A,B,...",
+        help="columns that join LaMP-QA's communities, or categories of your own (default: one per category)")
+    add("--allow_partial", action="store_true",
+        help="allow systems that were not scored on the same questions, and use the common ones (off: refuse)")
+    add_unscored_argument(parser)
+    # fmt: on
+
+
+def boards_of(args: argparse.Namespace) -> list[Board]:
+    """Read the systems of --system; UserError unless they are comparable."""
+    return read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined_by(args.groups))
 
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
@@ -279,12 +299,6 @@ def _regrouped(scores: Scores, group_of: Callable[[Entry], str]) -> Scores:
 def _subgroup(entry: Entry) -> str | None:
     name = entry.get("subgroup")
     return one_line(name) if isinstance(name, str) and name.strip() else None
-
-
-def add_groups_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag --groups, with a value for `read_boards`."""
-    what = "columns that join LaMP-QA's communities, or categories of your own (default: one per category)"
-    parser.add_argument("--groups", nargs="+", type=_group, metavar="NAME=A,B,...", help=what)
 
 
 def _group(text: str) -> tuple[str, list[str]]:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import msgspec
 
-from utils.benchmarks.task import Metric, Options, Output, Task
+from utils.benchmarks.metric import Metric, Output
+from utils.benchmarks.task import Files, Options, Task
 from utils.parsing import Parsed
 from utils.scoring import direct
 
@@ -43,7 +44,7 @@ TASK = Task(
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),
     metrics=METRICS,
-    facts=__file__,
+    files=Files(facts=__file__),
     item_text=lambda item: item["note"],
     options=Options(
         prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},

@@ -1,0 +1,114 @@
+"""How a benchmark's responses are scored: the form of an output, the judge that is asked, and the metrics."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from prompts import Messages, Prompt
+from utils.benchmarks.checks import Record
+from utils.parsing import Parsed
+from utils.scoring.means import Pooled
+from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_probability
+
+OFFICIAL = "-official"  # suffix of metrics that read a model's whole raw text by the public code's rule
+
+Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
+
+
+@dataclass(frozen=True)
+class Output:
+    """The form of a model's output: a schema (JSON, or a regular expression) to constrain it, and its parser."""
+
+    schema: dict[str, Any] | str
+    parse: Parser
+    write: Callable[[str], str] = str  # returns the training target for an answer
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numeric verdicts, for expected values and means (--verdicts and --num_verdicts)."""
+
+    begin: str  # the judge's output before the number
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The request to a judging model for a verdict, and the form of its output."""
+
+    prompt: str  # its file, as `prompts.load_prompt` takes it
+    messages: Callable[[Prompt, Record, list[str], int], Messages]  # from prompt, record, responses, verdict's number
+    # None: the judge is a reward model, which gives a number for `messages`, a dialogue that the response ends.
+    output: Output | None
+    scale: Scale | None = None  # None if verdicts are counted and each is requested once
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Answers that test a benchmark's judge, besides those made from a system's answers (utils/make_controls.py)."""
+
+    needs: tuple[str, ...]  # fields of a record that `ceiling` reads
+    ceiling: Callable[[Record], str]  # returns a text with everything that the judge looks for
+    order: str  # a response that only tells the judge to give the highest verdict
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
+
+    needs: tuple[str, ...]  # fields of a record that it reads
+    # The values that a verdict depends on besides the responses. Scores are compared only if their hashes are equal.
+    judge_inputs: Callable[[Record], list[Any]]
+    # Returns `answered`, `score` and `details` for the score file, from a record and its verdicts (ordered as `keys`).
+    entry: Callable[[Record, list[Verdict]], dict[str, Any]]
+    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
+    # Returns the score for an entry's details: 0 to 1 unless lower is better, None if a verdict is missing (with True,
+    # 0 counts). ValueError if the details are not this metric's. The field is None if the metric compares systems.
+    score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
+    # The parts of the rubric, with a verdict each and "" for missing texts; None: one verdict on the whole response.
+    parts: Callable[[Record], list[Any]] | None = None
+    num_verdicts: int = 1  # verdicts per question, if there are no `parts`
+    num_samples: int = 1  # verdicts per part, which are averaged
+    by_probability: bool = False  # a verdict is the expected value over the judge's scale
+    num_systems: int = 1  # response files that it compares
+    # The ways of asking (`Task.ways`, None for the usual one) whose responses it scores; empty: all.
+    ways: tuple[str | None, ...] = ()
+    judge: Judge | None = None  # gives the verdicts; None: `compute` does
+    compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict
+    reads: str = "output"  # the field of a response that it is computed from; "raw" is the model's whole text
+    # Further fields of the score file's head, from the scored records and all responses to each, by id.
+    over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
+        lambda records, responses: {}
+    )
+    unit: str = "response"  # noun for what a verdict is about
+    pooled: Pooled | None = None  # combines the scores of several questions; None: their mean
+    lower_is_better: bool = False  # scores are errors, from 0 up
+    is_unbounded: bool = False  # scores are rewards: any numbers, on the scale of the model that gives them
+    is_share: bool = False  # a score is 0 or 1, so the mean is a share, with the interval `share_interval`
+    worst: str = "0"  # the score of a missing answer, in words
+    # Whether an entry's answer could not be read, so that it counts as missing.
+    is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The lowest and the highest score that there can be."""
+        return -inf if self.is_unbounded else 0.0, inf if self.is_unbounded or self.lower_is_better else 1.0
+
+    def keys(self, record: Record) -> list[tuple[str | int, ...]]:
+        """Return the keys of a question's verdicts: (id, verdict's number), and the sample's number unless it is 0."""
+        count = self.num_verdicts if self.parts is None else len(self.parts(record))
+        draws = [(), *((draw,) for draw in range(1, self.num_samples))]
+        return [(record["id"], i, *draw) for i in range(count) for draw in draws]
+
+    def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Return the verdicts, in the order of `keys`, with those of each part averaged."""
+        if self.num_samples == 1:
+            return list(verdicts)
+        return [average(verdicts[i : i + self.num_samples]) for i in range(0, len(verdicts), self.num_samples)]
+
+    def describe_uncertainty(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the fields of a score file's head that describe expected or averaged verdicts."""
+        if self.by_probability:
+            return summarize_probability(per_question)
+        return summarize_drawn(per_question, self.num_samples) if self.num_samples > 1 else {}
