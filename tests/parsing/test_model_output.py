@@ -225,7 +225,7 @@ def test_a_verdict_that_max_tokens_may_have_cut(text, value):
         ('{"personalized_answer": null}', "personalized_answer is null, not a text"),
         ('{"personalized_answer": 42, "x": 1}', "personalized_answer is 42, not a text"),
         ('{"personalized_answer": ["one", "tw', "personalized_answer is a list, not a text"),
-        ("{'personalized_answer': 'hi'}", "personalized_answer is 'hi', not a text"),
+        ("{“personalized_answer”: “hi”}", "personalized_answer is “hi”, not a text"),
     ],
 )
 def test_reason_why_there_is_no_answer(text, reason):

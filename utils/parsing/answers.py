@@ -43,10 +43,10 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
         starts = _FIELD.value_starts(text)
         if not starts:
             return json_text.missing(text, _FIELD)
-        start = next((start for start in reversed(starts) if text.startswith('"', start)), None)
-        if start is None:
+        read = (json_text.read_string(text, start, cut) for start in reversed(starts))
+        if (string := next(filter(None, read), None)) is None:
             return nothing(f"{ANSWER_FIELD} is {json_text.describe(text[starts[-1] :])}, not a text")
-        (value, truncated), how = json_text.read_string(text, start + 1, cut), "repaired"
+        (value, truncated), how = string, "repaired"
     if truncated:
         value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()

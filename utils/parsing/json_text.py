@@ -3,8 +3,8 @@ r"""Find the JSON object with one field that a model was asked for in a ```json 
 1. "strict": the text is one JSON object that has the field, perhaps in a fence or half of one.
 2. "repaired": the last complete JSON object in the text that has the field; the text around it is dropped. From here
    on, strings may contain raw newlines, and the field's name may be written otherwise ("Match Score").
-3. "repaired", without such an object: what follows the field's last name that stands as a key does, after a brace, a
-   quote or at the beginning of a line. A string may have unescaped quotes inside, or no end.
+3. "repaired", without such an object: what follows the field's last name as a key in braces, or else without braces. A
+   string may be in single quotes, have unescaped quotes inside, or no end.
 
 What only shows the form, such as a schema or "<your answer>", is not a value. A text ends before a user's turn that the
 model makes up after an object. A text that max_tokens cut, with prose before and after its objects, is not read: it may
@@ -29,13 +29,15 @@ def pattern(regex: str) -> re.Pattern[str]:
     return re.compile(regex, re.IGNORECASE | re.MULTILINE | re.DOTALL)
 
 
-# What may follow the quote that ends a string: another key, or the object's end and then the text's. The end of a text
-# that was cut proves nothing, because an inner quote may be unescaped; but those come in pairs.
-_ENDS_CUT = pattern(
-    r"\s*+,\s*+\"[\w -]{1,40}\"\s*+:|\s*+,\s*+\"[\w -]{0,40}\"?\s*+\Z|\s*+,?+\s*+\}[\s\]})]*+(?:/?json\b|```)"
+QUOTE = "[\"'“”‘’]"
+# What may follow the quote that ends a string: the object's end or another key. The text's end may only if the text was
+# not cut, because an inner quote may be unescaped. But inner quotes come in pairs, and a word follows the first of
+# a pair, so after the first quote a line break or the text's end is enough.
+_ENDS_CUT = pattern(rf"\s*+[,;.]?+\s*+(?:\}}|{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:)")
+_ENDS = pattern(rf"{_ENDS_CUT.pattern}|[\s,;\])]*+(?:```\s*+)?\Z")
+_ENDS_FIRST = pattern(
+    rf"{_ENDS.pattern}|\s*+(?:```|/?json\b)|[ \t]*+\r?\n\s*+(?!{QUOTE})|\s*+,\s*+{QUOTE}[\w -]{{0,40}}{QUOTE}?\s*+\Z"
 )
-_ENDS = pattern(rf"{_ENDS_CUT.pattern}|\s*+,?+[\s\]}})]*+(?:/?json\s*+|```\s*+)?\Z")
-_CLOSES = re.compile(r"\\.|\"", re.DOTALL)
 _BRACE_AFTER = re.compile(r"\s*+\}")
 _ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
@@ -59,10 +61,11 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Field:
-    """A requested field, and the pattern of its name as a key, up to the value."""
+    """A requested field, and the patterns of its name as a key, up to the value."""
 
     name: str
-    key: re.Pattern[str]
+    key: re.Pattern[str]  # in an object; after a comma it must be quoted, or it may be prose
+    unbraced: re.Pattern[str]  # quoted, or at the beginning of a line
 
     def schema(self, value: dict[str, Any]) -> dict[str, Any]:
         """Return the schema for constrained decoding: an object with only this field; `value` is the value's schema."""
@@ -77,14 +80,17 @@ class Field:
         return next((value for key, value in spelled if key == self.name), None)
 
     def value_starts(self, text: str) -> list[int]:
-        """Return where values start that the name stands before as a key."""
-        return [key.end() for key in self.key.finditer(text)]
+        """Return where the field's values start: after keys in objects, or without any after names without braces."""
+        keys = [*self.key.finditer(text)] or self.unbraced.finditer(text)
+        return [key.end() for key in keys]
 
 
 def field_named(name: str) -> Field:
     """Return a field by its name, whose words are joined by "_"."""
     words = r"[\s_\\-]{1,3}+".join(name.split("_"))
-    return Field(name, pattern(rf"(?:^[^\w\n]*+|[{{\"'“]\s*+){words}(?:[\"'”*`\\])*+\s*+[:=：][\s*`]*+"))
+    value = rf"(?:{QUOTE}|[*`\\])*+\s*+[:=：][\s*`]*+"
+    key = rf"(?:\{{\s*+{QUOTE}?|,\s*+{QUOTE})\s*+{words}\s*+{value}"
+    return Field(name, pattern(key), pattern(rf"(?:{QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){words}{value}"))
 
 
 @dataclass(frozen=True)
@@ -171,18 +177,27 @@ def describe(text: str) -> str:
     return writable(shown) or "empty"
 
 
-def read_string(text: str, start: int, cut: bool) -> tuple[str, bool]:
-    """Return (value, truncated) for the string after the quote before `start`.
+def read_string(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
+    """Return (value, truncated) for the string in double or single quotes at `start`; None if none begins there.
 
-    The first quote ends it that the object's end or another key follows, or else the last one before a brace. Without
-    any, a text that was not cut ends the string before its own fence and brace.
+    The first quote ends it that the object's end or another key follows; inside braces that the string opened, as in
+    quoted code, only the very first quote can. If none does, the last one before a brace ends it, and without any, a
+    text that was not cut ends the string before its own fence and brace.
     """
-    quotes = [mark for mark in _CLOSES.finditer(text, start) if mark[0] == '"']
-    for number, quote in enumerate(quotes):
-        ends = _ENDS_CUT if cut and number else _ENDS
-        if ends.match(text, quote.end()) is not None:
-            return unescape(text[start : quote.start()]), False
-    last = next((quote.start() for quote in reversed(quotes) if _BRACE_AFTER.match(text, quote.end())), None)
+    mark, start = text[start : start + 1], start + 1
+    if mark not in ('"', "'") or text.startswith(mark * 2, start):  # a list, an object, or Python's triple quotes
+        return None
+    depth, number, last = 0, 0, None
+    for token in re.compile(rf"\\.|[{{}}]|{mark}", re.DOTALL).finditer(text, start):
+        if token[0] in "{}":
+            depth = max(0, depth + (1 if token[0] == "{" else -1))
+        elif token[0] == mark:
+            ends = _ENDS_CUT if cut else _ENDS
+            if number == 0 and mark == '"':  # the other may be an apostrophe
+                ends = _ENDS_FIRST
+            if (number == 0 or depth == 0) and ends.match(text, token.end()) is not None:
+                return unescape(text[start : token.start()]), False
+            number, last = number + 1, token.start() if _BRACE_AFTER.match(text, token.end()) else last
     if last is not None and not cut:
         return unescape(text[start:last]), False
     raw = text[start:].rstrip()
