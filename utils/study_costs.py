@@ -23,8 +23,8 @@ from utils import cli
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.models import memory
+from utils.models.adapters import adapter_base
 from utils.models.hub import cached_folder, find_headers
-from utils.models.loading import adapter_base
 from utils.records.datasets import DatasetFile
 
 Row = dict[str, Any]  # of the file of --dry_run FILE

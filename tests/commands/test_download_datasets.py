@@ -189,9 +189,9 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
 
 @pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_without_the_hub(hub, download, away):
-    cannot = f"{NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n"
+    cannot = f"{NAME}: cannot be downloaded: the connection failed (ConnectError)\n"
     is_offline = "HF_HUB_OFFLINE" in away
-    nothing = f"{NAME}: incomplete in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
+    nothing = f"{NAME}: no such folder, incomplete in the cache, and the hub" if is_offline else cannot
     _, errors = download.run_process(code=2, **away)
     assert errors.startswith(f"error: {nothing}") and errors.count("\n") == 2 and download.finished() == {}
     download.run()
@@ -210,7 +210,7 @@ IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
     "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
     "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file has another size than the hub "),
-    "no branch": ("", FINE, ["--revision", "nix"], "has no such branch, tag or commit\n"),
+    "no branch": ("", FINE, ["--revision", "nix"], "the hub has no branch, tag or commit nix of it\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }
 

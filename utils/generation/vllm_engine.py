@@ -29,9 +29,10 @@ from utils.cli.progress import announce
 from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
+from utils.models.adapters import adapter_base, adapter_config, ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading, ranks_of
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
-"""Read a model's files by libraries, with their errors reported as the files' fault; and read LoRA adapters."""
+"""Read a model's files by libraries, with their errors reported as the files' fault."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,34 +100,6 @@ def _may_be_right(path: Path) -> bool:
         return False
 
 
-def adapter_base(name: str) -> str | None:
-    """Return the base model that a LoRA adapter's folder names; None for anything else."""
-    config = adapter_config(name)
-    return config and config["base_model_name_or_path"]
-
-
-def adapter_config(name: str) -> dict[str, Any] | None:
-    """Return the settings in a LoRA adapter's folder; None for anything else. UserError if they are damaged."""
-    path = Path(name) / "adapter_config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        base = config["base_model_name_or_path"]
-        if any(type(rank) is not int for rank in ranks_of(config)) or "\0" in (base or ""):
-            raise ValueError
-        if config["peft_type"] == "LORA" and isinstance(base, str) and base and min(ranks_of(config)) > 0:
-            return config
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged; use another checkpoint") from None
-    raise UserError(f"{path}: not a LoRA adapter on a named base model")
-
-
-def ranks_of(config: dict[str, Any]) -> list[int]:
-    """Return the ranks in an adapter's settings: one for all modules, and those of single modules."""
-    return [config["r"], *(config.get("rank_pattern") or {}).values()]
-
-
 def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     """Return shape and type, by name, of every tensor in the safetensors that vLLM reads, from their headers.
 
@@ -144,11 +115,3 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 tensors |= {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
     return tensors
-
-
-def inner_name(name: str) -> str:
-    """Return a weight's name inside the stack of layers.
-
-    `base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`
-    """
-    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)

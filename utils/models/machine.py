@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.models import memory
+from utils.models.adapters import adapter_base
 from utils.models.devices import MEANT, find_capabilities, has_gpu
 from utils.models.hub import cached_folder, find_headers
-from utils.models.loading import adapter_base
 from utils.models.memory import ALLOWANCE, BLOCK, GB, Gpu
 
 LARGER = "use larger GPUs, or more of them (--tensor_parallel_size)"
