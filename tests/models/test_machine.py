@@ -52,7 +52,7 @@ def test_without_a_gpu_the_required_size_is_reported(judge_32b):
     assert describe(judge_32b) == [
         "note: there is no GPU here, so GPU memory could not be checked",
         f"{judge_32b}: needs 1 GPU of 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
-        "(a guess), 1.07 for a request of 4096 tokens (256 KiB per token)",
+        "(a guess; up to 4.5, or 6.4 on several GPUs), 1.07 for a request of 4096 tokens (256 KiB per token)",
     ]
     [_, line] = describe(judge_32b, tensor_parallel_size=2, data_parallel_size=2, dtype="float32")
     assert ": needs 4 GPUs of 77.6 GB at " in line and "65.5 GB of weights" in line
@@ -76,19 +76,19 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
 @pytest.mark.parametrize(
     ("total", "length", "flags", "told"),
     [
-        # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each; with 4.2 GiB 467.
-        (80, 7472, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7472 tokens at a time, longest "
+        # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each.
+        (80, 6192, 1, "{}: 3.3 GB are left for the KV cache: 2 requests of 6192 tokens at a time, longest "
          "--max_model_len 12400"),
-        (80, 7473, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7473 tokens at a time, longest "
-         "--max_model_len 12400; it may not fit, because vLLM itself may need up to 4.5 GB"),
-        (80, 12_416, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
+        (80, 12_400, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 12400 tokens at a time, longest "
+         "--max_model_len 12400"),
+        (80, 12_401, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
          "(--tensor_parallel_size), or give --max_model_len 12400"),
         # 72,000,000,000 - 32,763,876,352 - 3 GiB are 17,173 blocks of 2,097,152 bytes.
         (80, 4096, 2, "{}: 36.0 GB are left for the KV cache: 67 requests of 4096 tokens at a time, longest "
          "--max_model_len 32768"),
-        # A GPU sold as 40 GB has 2.2 GB left, and nothing if vLLM needs 6 GiB on each of several.
+        # A GPU sold as 40 GB has 2.2 GB left.
         (42.4, 4096, 2, "{}: 2.2 GB are left for the KV cache: 4 requests of 4096 tokens at a time, longest "
-         "--max_model_len 16592; it may not fit, because vLLM itself may need up to 6.4 GB"),
+         "--max_model_len 16592"),
         (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),
     ],
 )  # fmt: skip

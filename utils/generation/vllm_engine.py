@@ -32,8 +32,8 @@ from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony
 from utils.models.adapters import adapter_base, adapter_config, ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
-from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_weights, loading
+from utils.models.memory import Gpu, check_before_fetching, count_gpus, gpu_problems
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -284,14 +284,12 @@ def _check_gpus(args: Namespace, base: str) -> None:
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
         return  # part of a GPU (by UUID), or a GPU without its own memory: vLLM checks later
-    check_gpu_count(len(rows), args)
-    for row in rows[: count_gpus(args)]:
-        index, free, total = map(int, row.groups())
-        check_gpu_free(index, free * 2**20, total * 2**20, args.gpu_memory_utilization)
-    smallest, num_gpus = min(int(row[3]) for row in rows[: count_gpus(args)]) * 2**20, args.tensor_parallel_size
-    settings = {"value_bytes": 4 if args.dtype == "float32" else 2, "share": args.gpu_memory_utilization}
-    remedy = "more GPUs (--tensor_parallel_size)"
-    check_before_fetching(base, args.cache_dir, smallest, num_gpus=num_gpus, remedy=remedy, **settings)
+    gpus = [Gpu(int(row[1]), "", int(row[2]) * 2**20, int(row[3]) * 2**20) for row in rows]
+    for problem in gpu_problems(gpus, args):
+        raise UserError(problem)
+    smallest, value_bytes = min(gpu.total for gpu in gpus[: count_gpus(args)]), 4 if args.dtype == "float32" else 2
+    limit = {"share": args.gpu_memory_utilization, "remedy": "more GPUs (--tensor_parallel_size)"}
+    check_before_fetching(base, args.cache_dir, smallest, value_bytes, args.tensor_parallel_size, **limit)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:

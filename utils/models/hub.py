@@ -73,13 +73,10 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
         if not constants.HF_HUB_OFFLINE:
             return
         remedy = _how_to_fetch(name, cache_dir)
-    _check_folder(folder, remedy)
-    is_adapter = adapter_base(name) is not None
-    if (is_adapter or safetensors_only) and not any(folder.glob("*.safetensors")):
-        raise UserError(f"{folder}: has only pickled weights (*.bin), which may run code; convert them to safetensors")
-    if is_adapter:
+    base = adapter_base(name)
+    _check_folder(folder, remedy, safetensors_only or base is not None)
+    if base is not None:
         check_served(folder)
-        base = adapter_base(name)
         try:
             check_model(base, cache_dir, safetensors_only)
         except UserError as error:
@@ -107,12 +104,8 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
         with hub_errors(name, cache_dir, revision=folder.name):
             wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
             snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"{name}: the hub has no *.safetensors for it, or cannot be reached\n"
-            "  pickled weights (*.bin) are not read, because they may run code"
-        )
-    _check_folder(folder, "the hub cannot be reached, or does not have this file")
+    missing = "the hub has no such file, or cannot be reached; pickled weights (*.bin) are not read: they may run code"
+    _check_folder(folder, missing, safetensors_only=True)
     return folder
 
 
@@ -302,7 +295,7 @@ def _weights(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
 
 
-def _check_folder(folder: Path, remedy: str) -> None:
+def _check_folder(folder: Path, remedy: str, safetensors_only: bool) -> None:
     """Raise UserError unless a folder has a config and complete weights."""
     from safetensors import SafetensorError, safe_open
 
@@ -312,6 +305,8 @@ def _check_folder(folder: Path, remedy: str) -> None:
         raise UserError(f"{folder}: has no config.json (or adapter_config.json)\n  {remedy}")
     if not _weights(folder):
         raise UserError(f"{folder}: has no weights (*.safetensors or *.bin)\n  {remedy}")
+    if safetensors_only and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder}: has only pickled weights (*.bin), which may run code; convert them to safetensors")
     for path in sorted(path for pattern in (*FETCHED, "*.bin") for path in folder.glob(pattern)):
         if not path.is_file():
             raise UserError(f"{path}: a folder, a pipe or a broken link, not a file\n  {remedy}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import printable, quote
+from utils.cli.errors import kind, printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 # Kinds of RoPE whose factor is already part of a config's limit.
@@ -42,6 +42,36 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # from tokenizers' Rust
             raise
         raise UserError(f"{what()}: {in_short(error)}") from error
+
+
+def load_config(folder: Path) -> Any:
+    """Load the configuration of the model in a folder; UserError if it is damaged or unknown to transformers."""
+    from transformers import AutoConfig
+
+    with loading(folder, "config.json"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not isinstance(config.architectures, list | None):
+            raise ValueError(f"architectures: found {kind(config.architectures)}, expected a list")
+        return config
+
+
+def check_weights(folder: Path) -> None:
+    """Raise UserError if the weights of a model that an engine could not load do not match its config.
+
+    Not called before loading, because quantized weights and weights with older names do load.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with loading(folder, "config.json"), torch.device("meta"):  # without weights
+        wanted = AutoModelForCausalLM.from_config(load_config(folder)).state_dict()
+    shapes = {name: shape for name, (shape, _) in read_headers(folder).items()}
+    for name, tensor in wanted.items():
+        if shapes.get(name, list(tensor.shape)) != list(tensor.shape):
+            what = f"{name} has shape {shapes[name]}, but config.json implies {list(tensor.shape)}"
+            raise UserError(f"{folder}: its weights do not match its config.json: {what}")
+    if unknown := sorted(shapes.keys() - wanted.keys()):
+        raise UserError(f"{folder}: its weights do not match its config.json, which does not include {unknown[0]}")
 
 
 def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:

@@ -16,13 +16,21 @@ from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import printable
-from utils.models import memory
 from utils.models.adapters import adapter_base
 from utils.models.devices import MEANT, find_capabilities, has_gpu
 from utils.models.hub import cached_folder, find_headers
-from utils.models.memory import ALLOWANCE, BLOCK, GB, Gpu
-
-LARGER = "use larger GPUs, or more of them (--tensor_parallel_size)"
+from utils.models.loading import load_config
+from utils.models.memory import (
+    ALLOWANCE,
+    BLOCK,
+    GB,
+    Gpu,
+    count_bytes,
+    count_gpus,
+    gpu_problems,
+    read_size,
+    refuse_too_large,
+)
 
 
 class Loaded(NamedTuple):
@@ -33,30 +41,32 @@ class Loaded(NamedTuple):
     limit: int | None  # the model's own limit; None if its config does not say
 
 
-def _or_missing(check: Callable[..., list[str] | None]) -> Callable[..., list[str]]:
+def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Make a check return its lines, or one that begins with "missing:" if it raises UserError."""
 
     @functools.wraps(check)
     def run(*args: Any) -> list[str]:
         try:
-            return [printable(line) for line in check(*args) or []]
+            return [printable(line) for line in check(*args)]
         except UserError as error:
-            return [printable("missing: " + "; ".join(line.strip() for line in str(error).splitlines()))]
+            return [_missing(str(error))]
 
     return run
+
+
+def _missing(problem: str) -> str:
+    return printable("missing: " + "; ".join(line.strip() for line in problem.splitlines()))
 
 
 @_or_missing
 def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
     """Describe the GPUs here and each model that vLLM would load on them (flags of `cli.add_engine_arguments`)."""
-    gpus, count = _find_gpus(), memory.count_gpus(args)
+    gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if gpus:
-        lines += _or_missing(memory.check_gpu_count)(len(gpus), args)
-        for index, gpu in enumerate(gpus[:count]):
-            lines += _or_missing(memory.check_gpu_free)(index, gpu.free, gpu.total, args.gpu_memory_utilization)
-        lines += _check_bfloat16(args.dtype)
-    return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, gpus[:count])]
+        lines += [*map(_missing, gpu_problems(gpus, args)), *_check_bfloat16(args.dtype)]
+    used = gpus[: count_gpus(args)]
+    return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, used)]
 
 
 @_or_missing
@@ -65,11 +75,12 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
-        needed = memory.count_bytes(headers, value_bytes, without_head=False)
+        needed = count_bytes(headers, value_bytes, without_head=False)
         lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
-        if gpus:
-            smallest = min(gpu.total for gpu in gpus)
-            lines += _or_missing(memory.refuse_too_large)(f"the {what} of {name}", needed, smallest)
+        try:
+            refuse_too_large(f"the {what} of {name}", needed, min((gpu.total for gpu in gpus), default=math.inf))
+        except UserError as error:
+            lines.append(_missing(str(error)))
     return lines
 
 
@@ -89,11 +100,11 @@ def _find_gpus() -> list[Gpu]:
     """Return the GPUs that this process may use, in torch's order; UserError if one exists but cannot be used."""
     if not has_gpu():
         return []
-    import torch
+    from torch import cuda
 
     try:
-        indices = range(torch.cuda.device_count())
-        return [Gpu(torch.cuda.get_device_properties(i).name, *torch.cuda.mem_get_info(i)) for i in indices]
+        indices = range(cuda.device_count())
+        return [Gpu(i, cuda.get_device_properties(i).name, *cuda.mem_get_info(i)) for i in indices]
     except RuntimeError as error:  # the driver refuses, or another process uses it exclusively
         raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
@@ -101,40 +112,41 @@ def _find_gpus() -> list[Gpu]:
 def _describe_gpus(gpus: list[Gpu]) -> list[str]:
     if not gpus:
         return ["note: there is no GPU here, so GPU memory could not be checked"]
-    lines = [f"GPU {i}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for i, gpu in enumerate(gpus)]
+    lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for gpu in gpus]
     return lines + _check_compiler()
 
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
     """Describe a model's requirements, and how it fits on these GPUs."""
-    name, length = model.name, model.length
-    num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
+    name, length, num_gpus, count = model.name, model.length, args.tensor_parallel_size, count_gpus(args)
+    utilization = args.gpu_memory_utilization
     base = adapter_base(name) or name
-    config = memory.load_config(cached_folder(base, args.cache_dir))
-    size = memory.read_size(find_headers(base, args.cache_dir), config, args.dtype)
+    config = load_config(cached_folder(base, args.cache_dir))
+    size = read_size(find_headers(base, args.cache_dir), config, args.dtype)
     if size is None:
         return [f"note: {name}: memory needs unknown"]
-    total = min((gpu.total for gpu in gpus), default=0)
-    fit = memory.fit_model(size, total, utilization, num_gpus)
-    request = math.ceil(length / BLOCK) * BLOCK * fit.token_bytes
-    count = memory.count_gpus(args)
-    needed = (fit.weights + ALLOWANCE + request) / utilization
+    if size.heads % num_gpus:
+        raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
+    loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)
+    needed, token_bytes = size.gpu_bytes(length, utilization, num_gpus), size.token_bytes(num_gpus)
     lines = [
         f"{name}: needs {count} GPU{'s' * (count > 1)} of {needed / GB:.1f} GB at --gpu_memory_utilization "
-        f"{utilization:g}: {fit.weights / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself (a guess), "
-        f"{request / GB:.2f} for a request of {length} tokens ({fit.token_bytes / 1024:g} KiB per token)"
+        f"{utilization:g}: {(loaded - ALLOWANCE) / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself "
+        "(a guess; up to 4.5, or 6.4 on several GPUs), "
+        f"{request / GB:.2f} for a request of {length} tokens ({token_bytes / 1024:g} KiB per token)"
     ]
-    if gpus and fit.tokens < length:
-        shorter = f", or give --max_model_len {fit.tokens}" if fit.tokens else ""
-        lines.append(f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {LARGER}{shorter}")
-    elif gpus:
-        most = memory.most_allowance(num_gpus)
-        is_sure = memory.fit_model(size, total, utilization, num_gpus, most).tokens >= length
+    if gpus:
+        total = min(gpu.total for gpu in gpus)
+        cache = int(utilization * total) - loaded
+        longest = max(0, cache // (token_bytes * BLOCK)) * BLOCK  # in whole blocks
+        if longest < length:
+            shorter = f", or give --max_model_len {longest}" if longest else ""
+            larger = "use larger GPUs, or more of them (--tensor_parallel_size)"
+            return [*lines, f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {larger}{shorter}"]
         lines.append(
-            f"{name}: {fit.cache / GB:.1f} GB are left for the KV cache: {fit.requests(length)} requests of {length} "
-            f"tokens at a time, longest --max_model_len {min(fit.tokens, model.limit or fit.tokens)}"
-            + ("" if is_sure else f"; it may not fit, because vLLM itself may need up to {most / GB:.1f} GB")
+            f"{name}: {cache / GB:.1f} GB are left for the KV cache: {cache // request} requests of {length} tokens "
+            f"at a time, longest --max_model_len {min(longest, model.limit or longest)}"
         )
     return lines
 
