@@ -112,7 +112,7 @@ def check_hobbies(reply: Any, number: int) -> tuple[list[dict[str, Any]], Faults
 
 
 def check_history(
-    events: Sequence[Any], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
+    reply: Any, number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
 ) -> tuple[list[dict[str, Any]], Faults]:
     """Return the usable events in the order of their dates.
 
@@ -124,7 +124,7 @@ def check_history(
     """
     known, kept, faults = {one["date"]: one for one in before}, [], []
     newest = {one.get("thing"): one for one in before}
-    for event in sorted(events, key=lambda event: event.date):
+    for event in sorted(reply.events, key=lambda event: event.date):
         fault = _fault_of(event, after, known, newest, hobbies)
         if fault is None:
             one = msgspec.structs.asdict(event)
@@ -132,7 +132,7 @@ def check_history(
             known[event.date] = newest[one.get("thing")] = one
         else:
             faults.append(fault)
-    if len(events) < number:
+    if len(reply.events) < number:
         faults.append("fewer events than asked for")
     if before and 2 * sum(event["changes"] is not None for event in kept) <= len(kept):
         faults.append("no more than half of the events change an earlier one")
