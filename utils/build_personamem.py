@@ -14,7 +14,7 @@ questions. Run the same command again to resume; nothing is requested twice.
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import digests, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
@@ -52,10 +52,14 @@ STEPS = ("conversations", "small_talk", "questions", "assemble")
 MOST_REASONS = 5  # to print
 
 
+Records = dict[str, dict[str, Any]]  # by id
+Make = Callable[[Asking, dict[str, Any]], Awaitable[Any]]  # returns a record's value, None if nothing is usable
+
+
 class Part(NamedTuple):
     """A file that is made with a model."""
 
-    make: Callable[[Asking, dict[str, Any]], Awaitable[Any]]  # returns a record's value, None if nothing is usable
+    make: Make
     unit: str  # plural noun for its records
     given: str | None  # the flag of the user's file that it is made from
     before: str | None  # the earlier file that it is made from
@@ -130,7 +134,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         print("assemble: needs no model, 0 requests")
         return code
     if {*args.step} & {*STEPS[:3]}:
-        stages = Building(args).stages()
+        stages = make_stages(args)
         code = run_stages(stages, args, open_api)
         if args.dry_run or not are_complete(stages):
             return code
@@ -139,103 +143,119 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     return code
 
 
-class Building:
-    """The files and records of the steps that use a model."""
+def make_stages(args: cli.Arguments) -> list[Stage]:
+    """Return the stages of the wanted steps, in order."""
+    records_of = read_records(args)
+    if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
+        raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
+    task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
+    models = choose_models(args, task)
+    prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
+    settings = args.settings() | {"script": SCRIPT, "prompt": digests(prompts.values())}
+    settings["models"] = {role: model.identity for role, model in models.items()}
+    stages: dict[str, Stage] = {}
+    for name in [part for part in PARTS if part in args.step or (part == "personas" and "conversations" in args.step)]:
+        part, records, path = PARTS[name], records_of[name], Path(args.output_dir, f"{name}.json")
+        own = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
+        own |= {"time": args.time} if name == "questions" else {}
+        output = Output(
+            path=str(path),
+            settings=settings | own,
+            keys=None if part.before else [(record_id,) for record_id in records],  # else known after the step before
+            collect=lambda pieces: {record_id: piece for (record_id,), piece in pieces.items()},
+            unit=part.unit,
+            args=args,
+            check=partial(_refuse_other, path, records.keys()),
+            read=lambda content: {(record_id,): piece for record_id, piece in content.items()},
+        )
+        stages[name] = Stage(
+            task=task,
+            records=partial(_complete, records, part, output),
+            method=partial(_answer, args, prompts, part.make),
+            outputs=[output],
+            models=models,
+            count=partial(_count, part.unit),
+            describe=_describe,
+            after=stages.get(part.before),
+            many_calls=True,
+        )
+    return [*stages.values()]
 
-    def __init__(self, args: cli.Arguments):
-        self.args = args
-        sentences = inputs.read_personas(Path(args.personas_addr))
-        end = len(sentences) if args.n_persona is None else args.n_persona
-        if not args.s_persona < end <= len(sentences):
-            has = f"{args.personas_addr} has {len(sentences)} personas"
-            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
-        personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
-        topics = inputs.read_topics(Path(args.topics_addr), args.topics)
-        small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
-        if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
-            raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
-        pairs = {
-            f"{drawn['id']}/{name}": {"drawn": drawn, "topic": topic, "periods": args.time, "name": name}
-            for drawn in personas
-            for name, topic in topics.items()
-        }
-        self.records: dict[str, dict[str, dict[str, Any]]] = {  # by file, then by id, without what a step before makes
-            "personas": {drawn["id"]: {"drawn": drawn} for drawn in personas},
-            "conversations": pairs,
-            "small_talk": {str(number): {"question": question} for number, question in enumerate(small_talk)},
-            "questions": pairs,
-        }
-        self.task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
-        self.models = choose_models(args, self.task)
-        self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
 
-    def stages(self) -> list[Stage]:
-        """Return the stages of the wanted steps, in order."""
-        stages: dict[str, Stage] = {}
-        for name, part in PARTS.items():
-            if name in self.args.step or (name == "personas" and "conversations" in self.args.step):
-                output = self._output(name, part)
-                count = partial(_count, part.unit)
-                records, method = partial(self._read_records, name, output), partial(self._answer, part.make)
-                after = stages.get(part.before)
-                stages[name] = Stage(
-                    self.task, records, method, [output], self.models, count, _describe, after, many_calls=True
-                )
-        return [*stages.values()]
+def read_records(args: cli.Arguments) -> dict[str, Records]:
+    """Return each file's records by id, without what a step before makes; UserError if a file or flag is wrong."""
+    sentences = inputs.read_personas(Path(args.personas_addr))
+    end = len(sentences) if args.n_persona is None else args.n_persona
+    if not args.s_persona < end <= len(sentences):
+        has = f"{args.personas_addr} has {len(sentences)} personas"
+        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
+    personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
+    topics = inputs.read_topics(Path(args.topics_addr), args.topics)
+    small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
+    pairs = {
+        f"{drawn['id']}/{name}": {"drawn": drawn, "topic": topic, "name": name, "periods": args.time}
+        for drawn in personas
+        for name, topic in topics.items()
+    }
+    return {
+        "personas": {drawn["id"]: {"drawn": drawn} for drawn in personas},
+        "conversations": pairs,
+        "small_talk": {str(number): {"question": question} for number, question in enumerate(small_talk)},
+        "questions": pairs,
+    }
 
-    def _output(self, name: str, part: Part) -> Output:
-        path, records = Path(self.args.output_dir, f"{name}.json"), self.records[name]
-        settings = self.args.settings() | {
-            "script": SCRIPT,
-            "step": name,
-            "models": {role: model.identity for role, model in self.models.items()},
-            "prompt": digests(self.prompts.values()),
-            "inputs": {"given": file_hash(vars(self.args)[part.given])} if part.given else {},
-        }
-        settings |= {"time": self.args.time} if name == "questions" else {}
 
-        def refuse_other(made: dict[str, Any]) -> None:
-            if path.exists() and (lost := inputs.read_values(path).keys() - records):
-                problem = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
-                remedy = "give another --output_dir, or --overwrite to replace it; completions are kept"
-                raise UserError(f"{problem}\n  {remedy}")
+def _complete(records: Records, part: Part, output: Output) -> dict[Key, dict[str, Any]]:
+    """Return the records by key, with the value of the step before as `made_from`; those that lack it are left out.
 
-        def collect(pieces: Pieces) -> dict[str, Piece]:
-            return {record_id: piece for (record_id,), piece in pieces.items()}
+    The settings of the output get the hash of the file before.
+    """
+    by_key = {(record_id,): {"id": record_id, **record} for record_id, record in records.items()}
+    if part.before is None:
+        return by_key
+    path = Path(output.path).with_name(f"{part.before}.json")
+    values = inputs.read_values(path)
+    output.settings["inputs"] |= {path.name: file_hash(path)}
+    for record in by_key.values():
+        record["made_from"] = values.get(record["drawn"]["id"] if part.before == "personas" else record["id"])
+    return {key: record for key, record in by_key.items() if record["made_from"]}
 
-        keys = None if part.before else [(record_id,) for record_id in records]  # otherwise known after the step before
-        output = Output(str(path), settings, keys, collect, part.unit, self.args, check=refuse_other)
-        output.read = lambda content: {(record_id,): piece for record_id, piece in content.items()}
-        return output
 
-    def _read_records(self, name: str, output: Output) -> dict[Key, dict[str, Any]]:
-        """Return a file's records by key, with the value of the step before as `made_from`, or without those it lacks.
+async def _answer(
+    args: cli.Arguments, prompts: Mapping[str, Prompt], make: Make, record: dict[str, Any], ask: Ask
+) -> Piece:
+    """Return a record's value, the counts of dropped parts, and the figures of its calls."""
+    asking = Asking(ask, args, prompts)
+    value = await make(asking, record)
+    roles = dict.fromkeys(role for role, _ in ask.calls)
+    calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
+    piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
+    if not value:  # for the report on unusable records
+        piece["reason"] = next(iter(asking.dropped), "nothing was left")
+        piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
+    return piece
 
-        The settings of the output get the hash of the file before.
-        """
-        records = {(record_id,): {"id": record_id, **record} for record_id, record in self.records[name].items()}
-        if (before := PARTS[name].before) is None:
-            return records
-        path = Path(self.args.output_dir, f"{before}.json")
-        values = inputs.read_values(path)
-        output.settings["inputs"] |= {path.name: file_hash(path)}
-        for record in records.values():
-            record["made_from"] = values.get(record["drawn"]["id"] if before == "personas" else record["id"])
-        return {key: record for key, record in records.items() if record["made_from"]}
 
-    async def _answer(
-        self, make: Callable[[Asking, dict[str, Any]], Awaitable[Any]], record: dict[str, Any], ask: Ask
-    ) -> Piece:
-        """Return a record's value, the counts of dropped parts, and the figures of its calls."""
-        asking = Asking(ask, self.args, self.prompts)
-        value = await make(asking, record)
-        roles = dict.fromkeys(role for role, _ in ask.calls)
-        calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
-        piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
-        if not value:  # for the report on unusable records
-            piece["reason"] = next(iter(asking.dropped), "nothing was left")
-            piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
-        return piece
+def _refuse_other(path: Path, wanted: Set[str], made: dict[str, Any]) -> None:
+    """Raise UserError if a file has records that this command does not make, such as those of other personas."""
+    if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
+        problem = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
+        raise UserError(f"{problem}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
+
+
+def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
+    """Count the values, and what was dropped, by reason."""
+    dropped = Counter[str]()
+    for piece in pieces.values():
+        dropped.update(piece["dropped"])
+    return {unit: sum(piece["value"] is not None for piece in pieces.values()), **dropped}
+
+
+def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
+    dropped = Counter(figures["counts"])
+    made = dropped.pop(output.unit)
+    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped{cost_in_words(figures)}"
+    return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
 def assemble(args: cli.Arguments) -> None:
@@ -258,8 +278,7 @@ def assemble(args: cli.Arguments) -> None:
     locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": table_settings}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
-    rows: list[assembly.Row] = []
-    counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
+    counts, rows = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
     print(f"{table}: {format_counts(counts)}")
     if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
         unfiltered = {**settings, "filter_questions": False}
@@ -270,10 +289,9 @@ def assemble(args: cli.Arguments) -> None:
         write_synced(staged, make_page(sections_of(rows), args.seed))
     for lock in locks:
         lock.release()
-    print(
-        describe(figures)
-        + ("\nthese figures include the questions that the filter drops" if args.filter_questions else "")
-    )
+    print(describe(figures))
+    if args.filter_questions:
+        print("these figures include the questions that the filter drops")
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
@@ -283,21 +301,6 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
         return lambda texts: list(map(chat.count, texts))
     tokenizer, _ = load_tokenizer(addr, args.cache_dir)
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
-
-
-def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
-    """Count the values, and what was dropped, by reason."""
-    dropped = Counter[str]()
-    for piece in pieces.values():
-        dropped.update(piece["dropped"])
-    return {unit: sum(piece["value"] is not None for piece in pieces.values()), **dropped}
-
-
-def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
-    dropped = Counter(figures["counts"])
-    made = dropped.pop(output.unit)
-    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped{cost_in_words(figures)}"
-    return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def parts_of(folder, size="1M", n_variants=2, seed=0, filter_questions=False):
 
 def write(folder, parts, size):
     paths = folder / f"questions_{size}.csv", folder / f"shared_contexts_{size}.jsonl"
-    write_files(parts, [], *paths, {"settings": {"size": size}})
+    write_files(parts, *paths, {"settings": {"size": size}})
     return paths
 
 

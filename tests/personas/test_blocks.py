@@ -25,7 +25,7 @@ def topics_of(lengths, tokens=10):
     """Return topics with these numbers of blocks, each with one message."""
     topics = {}
     for topic, length in lengths.items():
-        ids = [MessageId("0", topic, period, "x", 0, "user") for period in PERIODS[:length]]
+        ids = [MessageId(topic, period, "x", 0, "user") for period in PERIODS[:length]]
         topics[topic] = [Block(topic, one.period, [Message(one, "x", tokens)], tokens) for one in ids]
     return topics
 
@@ -93,7 +93,7 @@ def test_t_is_put_far_back_or_far_forward_and_periods_stay_in_order():
 
 
 def pieces(number, tokens=10):
-    ids = [MessageId("", SMALL_TALK, "", str(one), 0, "user") for one in range(number)]
+    ids = [MessageId(SMALL_TALK, "", str(one), 0, "user") for one in range(number)]
     return [[Message(one, "x", tokens)] for one in ids]
 
 
@@ -129,7 +129,7 @@ def test_a_topic_ends_before_the_first_period_without_sections_and_each_message_
     sections = [{"event": name, "turns": [turn, turn]} for name in (None, "2001-01-01", "2001-01-01")]
     periods = {"init": {"sections": sections}, "next_week": {"sections": []}, "next_month": {"sections": sections}}
     talk = {"speakers": ["Patient", "Therapist"], "periods": periods}
-    [block] = make_blocks("7", "A card.", "therapy", talk, lambda texts: asked.extend(texts) or [1] * len(texts))
+    [block] = make_blocks("A card.", "therapy", talk, lambda texts: asked.extend(texts) or [1] * len(texts))
     said = [(one.id.section, one.id.turn, one.id.role, one.content) for one in block.messages]
     assert said[0] == ("card", 0, "system", "Current user persona: A card.")
     assert said[1:3] == [("0", 0, "user", "Patient: u"), ("0", 0, "assistant", "Therapist: a")]

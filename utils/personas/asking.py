@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prompts import FOLDER, History, Messages, Prompt
-from utils.parsing import Parsed
-from utils.personas.replies import Faults, parsed, read, schema_of
+from utils.parsing import Parsed, nothing
+from utils.personas.replies import Faults, read, schema_of
 from utils.runs.ask import Ask
 
 Check = Callable[[Any], tuple[Any, Faults]]
@@ -51,7 +51,8 @@ class Asking:
 
         def parse(text: str, cut: bool) -> Parsed:
             reply = read(text, form)
-            return parsed(*check(reply)) if isinstance(reply, form) else parsed(None, [reply])
+            value, faults = check(reply) if isinstance(reply, form) else (None, [reply])
+            return nothing(faults[0]) if faults else Parsed(value, "strict", None)
 
         history = History(list(turns or ()), range(len(turns or ())), [])
         request = {"items": () if turns is None else history, "values": values, "schema": schema_of(form)}
@@ -62,8 +63,8 @@ class Asking:
             value, faults = check(reply) if isinstance(reply, form) else (None, [piece["reason"]])
             self.dropped.update(f"{name}: {fault}" for fault in faults)
         if turns is not None:
-            [*_, said] = prompt.messages(turns=history.messages, **values)
-            turns += [said, {"role": "assistant", "content": piece.get("raw") or ""}]
+            [*_, message] = prompt.messages(turns=history.messages, **values)
+            turns += [message, {"role": "assistant", "content": piece.get("raw") or ""}]
         return value or None
 
     async def choose_blind(self, question: str, options: str) -> str | None:

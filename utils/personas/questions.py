@@ -28,14 +28,14 @@ class Told(NamedTuple):
     """The facts behind the questions about one event."""
 
     chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
-    told: list[Entry]  # the part of the chain that the conversations mention, newest first
+    mentioned: list[Entry]  # the part of the chain that the conversations mention, newest first
     lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date, the period and turns of its section
     course: list[Entry]  # the oldest event told and the changes of liking since, oldest first
     has_turned: bool  # whether the newest two events told differ in liking the thing
 
     @property
     def about(self) -> Entry:
-        return self.told[min(1, len(self.told) - 1)]
+        return self.mentioned[min(1, len(self.mentioned) - 1)]
 
     def user_line(self, event: Entry) -> str:
         return self.lines[event["date"]][1][0]["user"]
@@ -55,10 +55,10 @@ def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
         if events[date]["changes"] is not None:
             older = [event for event in events.values() if event["thing"] == chain[0]["thing"] and event["date"] < date]
             chain += sorted(older, key=lambda event: event["date"], reverse=True)
-        told = [event for event in chain if event["date"] in lines]
-        turns = [after for before, after in pairwise(told[::-1]) if after["is_liked"] != before["is_liked"]]
-        has_turned = len(told) > 1 and told[0]["is_liked"] != told[1]["is_liked"]
-        facts.append(Told(chain, told, lines, [told[-1], *turns], has_turned))
+        mentioned = [event for event in chain if event["date"] in lines]
+        turns = [after for before, after in pairwise(mentioned[::-1]) if after["is_liked"] != before["is_liked"]]
+        has_turned = len(mentioned) > 1 and mentioned[0]["is_liked"] != mentioned[1]["is_liked"]
+        facts.append(Told(chain, mentioned, lines, [mentioned[-1], *turns], has_turned))
     return facts
 
 
@@ -66,14 +66,14 @@ async def make_questions(asking: Asking, record: Mapping[str, Any]) -> list[Entr
     """Return all questions about a topic's conversations in the wanted periods."""
     topic, drawn = record["made_from"], record["drawn"]
     asking.values |= {"card": topic["card"], "who": f"{drawn['gender']} and {drawn['ethnicity']}"}
-    told = events_told(topic, record["periods"])
-    made = await asyncio.gather(*(_on_event(asking, topic, facts) for facts in told))
+    events = events_told(topic, record["periods"])
+    made = await asyncio.gather(*(_on_event(asking, topic, facts) for facts in events))
     return [entry for entries in made for entry in entries]
 
 
 async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> list[Entry]:
     """Return the questions about one event, in the order of the paper's types."""
-    event, newest = facts.chain[0], facts.told[0]
+    event, newest = facts.chain[0], facts.mentioned[0]
     thing, period, is_update = event["thing"], facts.place(event)["period"], event["changes"] is not None
     changed_in = [
         name for name in PERIODS for later in topic["periods"].get(name, {}).get("events", [])
@@ -92,23 +92,23 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> li
         type_: str, name: str, is_line: bool = False, at_end: bool = False, hint: str | None = None
     ) -> Entry | None:
         """Return a question of this type, asked as the newest user line told if `is_line`; None if unusable."""
-        place = None if at_end or len(facts.told) == 1 else facts.place(newest)
+        place = None if at_end or len(facts.mentioned) == 1 else facts.place(newest)
         if place is None and period in changed_in:
             asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
             return None
         if is_line:
             answer = await asking.json(name, replies.Text, replies.check_text, **values)
-            asked = answer and {"question": facts.user_line(newest), "answer": answer}
+            reply = answer and {"question": facts.user_line(newest), "answer": answer}
         else:
-            asked = await asking.json(name, replies.QuestionReply, partial(replies.check_question, hint=hint), **values)
-        if not asked:
+            reply = await asking.json(name, replies.QuestionReply, partial(replies.check_question, hint=hint), **values)
+        if not reply:
             return None
-        check = partial(replies.check_wrong, answer=asked["answer"])
+        check = partial(replies.check_wrong, answer=reply["answer"])
         wrong_name = f"{name.removesuffix('_line')}_wrong"
-        if not (wrong := await asking.json(wrong_name, replies.Wrong, check, **values, **asked)):
+        if not (wrong := await asking.json(wrong_name, replies.Wrong, check, **values, **reply)):
             return None
         suffix = "/line" if name.endswith("_line") else ""
-        entry = {"id": f"{asking.id}/{event['date']}/{type_}{suffix}", "type": type_, **common, **asked}
+        entry = {"id": f"{asking.id}/{event['date']}/{type_}{suffix}", "type": type_, **common, **reply}
         entry |= {"wrong": wrong, "place": place, "reference": facts.place(newest if at_end else facts.about)}
         return {**entry, "is_line": is_line, "blind": await _answer_blind(asking, entry)}
 
@@ -119,7 +119,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> li
         wanted.append(make(EVOLUTION, "evolution", is_line=True))
     if is_update and facts.has_turned:
         wanted += [make(SCENARIO, "scenario", at_end=True), make(REASONS, "reasons", at_end=True)]
-        if facts.told[1]["reason"]:
+        if facts.mentioned[1]["reason"]:
             wanted.append(make(REASONS, "reasons_line", is_line=True))
     entries = [entry for entry in await asyncio.gather(*wanted) if entry]
     return sorted(entries, key=lambda entry: list(TYPES).index(entry["type"]))
@@ -140,14 +140,14 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 
 def _values(asking: Asking, facts: Told, topic: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for the prompts about an event."""
-    event, about, newest = facts.chain[0], facts.about, facts.told[0]
+    event, about, newest = facts.chain[0], facts.about, facts.mentioned[0]
     # Only lines said before the question: a later one would be a new idea there, and thus a right answer.
     earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in facts.lines.items() if date < event["date"]]
     others = asking.random(f"others:{event['date']}").sample(earlier, min(NUM_IDEAS, len(earlier)))
     other = "has the right preference, but in connection with another event than the user's"
     if facts.has_turned:
         other = f"gives a short version of this reply: {facts.lines[newest['date']][1][0]['assistant']}"
-    course = [{field: told[field] for field in ("thing", "is_liked", "reason")} for told in facts.course]
+    course = [{field: event[field] for field in ("thing", "is_liked", "reason")} for event in facts.course]
     return {
         "thing": about["thing"],
         "things": "; ".join(hobby["name"] for hobby in topic["hobbies"] if hobby["name"] != about["thing"]),
@@ -155,10 +155,10 @@ def _values(asking: Asking, facts: Told, topic: Mapping[str, Any]) -> dict[str, 
         "event": about["event"],
         "now": f"{'likes' if event['is_liked'] else 'dislikes'} {event['thing']}",
         "reason": event["reason"] or "",
-        "reason_before": (facts.told[1]["reason"] or "") if len(facts.told) > 1 else "",
+        "reason_before": (facts.mentioned[1]["reason"] or "") if len(facts.mentioned) > 1 else "",
         "line": facts.user_line(about),
         "newest_line": facts.user_line(newest),
-        "course": "\n".join(json.dumps(told, ensure_ascii=False) for told in course),
+        "course": "\n".join(json.dumps(turn, ensure_ascii=False) for turn in course),
         "others": "\n".join(others),
         "other": other,
     }
