@@ -84,6 +84,8 @@ def _download(url: str, path: Path) -> None:
                     raise UserError(f"{shown}: {problem}; check the address") from None
             except httpx.TransportError as error:
                 problem = f"the connection failed ({type(error).__name__})"
+                if not tries and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    tries = TRIES - 1  # no retries on a node without internet
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise UserError(f"{shown}: cannot be downloaded ({type(error).__name__})") from None
             tries = 1 if file.tell() > before else tries + 1

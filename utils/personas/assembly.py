@@ -117,8 +117,8 @@ def assemble_persona(
         messages, talk_counts = blocks.add_small_talk(orders[number], small_talk, limit, rng)
         histories.append(messages)
         counts.update(talk_counts)
-    is_filtered = settings["filter_questions"]
-    chosen_questions, dropped = choose_questions(questions, kept, far, orders[0], histories[0], is_filtered, key)
+    guessable = not settings["filter_questions"]
+    chosen_questions, dropped = choose_questions(questions, kept[far][-1], orders[0], histories[0], guessable, key)
     counts.update(dropped)
     contexts, rows = {}, []
     for number, messages in enumerate(histories):
@@ -141,11 +141,10 @@ def is_guessed(entry: Entry) -> bool:
 
 def choose_questions(
     questions: Mapping[str, list[Entry]],
-    topics: Topics,
-    far: str,
+    last: Block,
     order: list[Block],
     messages: list[Message],
-    filter_questions: bool,
+    guessable: bool,
     key: str,
 ) -> tuple[list[Asked], Counter[str]]:
     """Return the questions to ask, and counts of the others by reason.
@@ -154,9 +153,11 @@ def choose_questions(
     history, and only if the same thing does not change later.
 
     Args:
+        last: T's last block.
         order: the first variant's blocks. In a long history, questions about other blocks are kept with probability
             KEPT_SHARE, unless they are about the topic that the history begins with.
         messages: the first variant's. A topic's periods are in the same order in all variants, so it decides for all.
+        guessable: whether to ask questions that can be answered without the history, too.
     """
     places = {message.id: number for number, message in enumerate(messages)}
     periods = {(block.topic, block.period) for block in order}
@@ -165,10 +166,10 @@ def choose_questions(
     for topic, entry in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1]["id"])):
         place, reference = (where and MessageId(topic, where["period"], where["event"], 0, "user")
                             for where in (entry["place"], entry["reference"]))  # fmt: skip
-        is_of_last = topic == far and entry["period"] == topics[far][-1].period
+        is_of_last = (topic, entry["period"]) == (last.topic, last.period)
         reasons = {
             "block not in the history": (topic, entry["period"]) not in periods,
-            "guessed without the history": filter_questions and is_guessed(entry),
+            "guessed without the history": not guessable and is_guessed(entry),
             "earlier block, asked in the text": not is_of_last and place is not None,
             "earlier block, updated later": not is_of_last and entry["later_update"],
             "reference not in the history": reference not in places,
