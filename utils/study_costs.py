@@ -25,7 +25,7 @@ from utils.cli.errors import printable
 from utils.models.adapters import adapter_base
 from utils.models.hub import cached_folder, find_headers
 from utils.models.loading import load_config
-from utils.models.memory import ModelSize, count_bytes, read_size
+from utils.models.machine import ModelSize, count_bytes, read_size
 from utils.records.datasets import DatasetFile
 
 Row = dict[str, Any]  # of the file of --dry_run FILE

@@ -9,8 +9,7 @@ from gpu_runs import CHAT, ROOT
 from test_gpu_engines import FORESEEN
 
 import baselines
-from utils.models.machine import Loaded, describe_engine
-from utils.models.memory import Gpu
+from utils.models.machine import Gpu, Loaded, describe_engine
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
 from utils.models.loading import load_config, read_headers
-from utils.models.memory import ALLOWANCE, GB, GIB, read_size
+from utils.models.machine import ALLOWANCE, GB, GIB, read_size
 
 pytestmark = needs_package("vllm")
 

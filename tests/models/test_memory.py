@@ -17,7 +17,7 @@ from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
 from utils.models.loading import load_config, read_headers
-from utils.models.memory import (
+from utils.models.machine import (
     ALLOWANCE,
     ModelSize,
     read_size,

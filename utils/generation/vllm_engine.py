@@ -33,7 +33,7 @@ from utils.models.adapters import adapter_base, adapter_config, ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_weights, loading
-from utils.models.memory import Gpu, check_before_fetching, count_gpus, gpu_problems
+from utils.models.machine import Gpu, check_before_fetching, count_gpus, gpu_problems
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -230,7 +230,7 @@ def engine_settings(
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
         # Per step, LLM.generate's defaults on an A100. The asynchronous engine's are smaller; LLM.generate's on an H100
-        # are larger and reduce the KV cache (utils/models/memory.py).
+        # are larger and reduce the KV cache (utils/models/machine.py).
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed or 0,
@@ -289,7 +289,7 @@ def _check_gpus(args: Namespace, base: str) -> None:
         raise UserError(problem)
     smallest, value_bytes = min(gpu.total for gpu in gpus[: count_gpus(args)]), 4 if args.dtype == "float32" else 2
     limit = {"share": args.gpu_memory_utilization, "remedy": "more GPUs (--tensor_parallel_size)"}
-    check_before_fetching(base, args.cache_dir, smallest, value_bytes, args.tensor_parallel_size, **limit)
+    check_before_fetching(base, args.cache_dir, value_bytes, smallest, args.tensor_parallel_size, **limit)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:

@@ -19,8 +19,7 @@ from utils.files.writing import write_atomically
 from utils.models.devices import check_devices
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
-from utils.models.machine import describe_disk, describe_weights
-from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.models.machine import check_before_fetching, describe_disk, describe_weights
 from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run, step_of
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
@@ -126,7 +125,7 @@ def execute(
     else:
         check_settings(args)
         check_devices()
-        check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
+        check_before_fetching(args.model_addr, args.cache_dir, value_bytes)
         say(described)
         announce(f"loading {args.model_addr}")
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
