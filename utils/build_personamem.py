@@ -51,7 +51,6 @@ SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
 MOST_REASONS = 5  # to print
 
-
 Records = dict[str, dict[str, Any]]  # by id
 Make = Callable[[Asking, dict[str, Any]], Awaitable[Any]]  # returns a record's value, None if nothing is usable
 

@@ -141,8 +141,8 @@ def test_nine_files_with_unchanged_records(hub, download):
     assert download.finished() == expected(FILES) and errors == ""
     commit = hub.branches["main"]
     file, path = download.file("Society_and_Culture", "test"), PATHS["Society_and_Culture", "test"]
-    told = f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
-    assert printed.splitlines()[-1] == told and len(printed.splitlines()) == 9
+    line = f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
+    assert printed.splitlines()[-1] == line and len(printed.splitlines()) == 9
     manifest = read_manifest(file)
     assert manifest["settings"] == {
         "dataset_name": NAME, "commit": commit, "category": "Society_and_Culture", "split": "test",
@@ -284,8 +284,8 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     (moved / "README.md").unlink()  # without a card, the layout decides
     assert download.run("--dataset_name", moved)[0].count("left alone") == 9
     (moved / ART).write_bytes(changed(3)[ART])
-    told = download.refuse("--dataset_name", moved)
-    assert told.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
+    line = download.refuse("--dataset_name", moved)
+    assert line.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
     assert download.finished() == expected(FILES)
 
 

@@ -74,7 +74,7 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
 
 
 @pytest.mark.parametrize(
-    ("total", "length", "flags", "told"),
+    ("total", "length", "flags", "expected"),
     [
         # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each.
         (80, 6192, 1, "{}: 3.3 GB are left for the KV cache: 2 requests of 6192 tokens at a time, longest "
@@ -92,9 +92,9 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
         (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),
     ],
 )  # fmt: skip
-def test_the_judge_on_gpus(gpus, judge_32b, total, length, flags, told):
+def test_the_judge_on_gpus(gpus, judge_32b, total, length, flags, expected):
     gpus(*[total] * flags, total=total)
-    assert describe(judge_32b, length, 32_768, tensor_parallel_size=flags)[-1] == told.format(judge_32b)
+    assert describe(judge_32b, length, 32_768, tensor_parallel_size=flags)[-1] == expected.format(judge_32b)
 
 
 def test_gpus_that_are_too_few_or_in_use(gpus, tiny):
@@ -120,7 +120,7 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "told"),
+    ("capability", "dtype", "expected"),
     [
         ("7.0", "auto", "missing: {} 7.0, but torch and vLLM need at least 7.5; "),
         ("7.5", "auto", "note: {} 7.5, but bfloat16 and FlashAttention need at least 8.0: with --dtype auto, vLLM "),
@@ -128,15 +128,15 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
         *((capability, "bfloat16", None) for capability in ("8.0", "12.0", "[N/A]")),
     ],
 )  # fmt: skip
-def test_older_gpus(gpus, tiny, monkeypatch, tmp_path, capability, dtype, told):
+def test_older_gpus(gpus, tiny, monkeypatch, tmp_path, capability, dtype, expected):
     gpus(79)
     (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "0, Card 0, {capability}"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = [line for line in describe(tiny, dtype=dtype) if line.startswith(("missing: ", "note: "))]
-    assert len(found) == (told is not None)
-    assert all(line.startswith(told.format("GPU 0 (Card 0) has compute capability")) for line in found)
+    lines = [line for line in describe(tiny, dtype=dtype) if line.startswith(("missing: ", "note: "))]
+    assert len(lines) == (expected is not None)
+    assert all(line.startswith(expected.format("GPU 0 (Card 0) has compute capability")) for line in lines)
 
 
 def test_a_gpu_needs_a_compiler(gpus, tiny, monkeypatch, tmp_path):
@@ -173,8 +173,6 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
     assert describe_disk(path) == [line]
     assert describe_disk(path, 832_001) == [f"{line}, the output takes up to 1 MB"]
-    [told] = describe_disk(path, 2_000_000_000)
-    assert (
-        told == f"missing: {line}, the output takes up to 2,000 MB; free some space, or put the output on another disk"
-    )
+    problem = f"missing: {line}, the output takes up to 2,000 MB; free some space, or put the output on another disk"
+    assert describe_disk(path, 2_000_000_000) == [problem]
     assert list(tmp_path.iterdir()) == []

@@ -154,6 +154,6 @@ def test_a_model_that_cannot_fit_is_refused_before_the_download(script, gigabyte
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
     share = "0.9 x " if script == "baselines.py" else ""
-    told = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
-    assert done.stderr.splitlines()[-2] == told, done.stderr
+    expected = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
+    assert done.stderr.splitlines()[-2] == expected, done.stderr
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

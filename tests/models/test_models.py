@@ -74,16 +74,16 @@ def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "problem"),
     [
         ({"width": 5}, "model.layers.0.self_attn.q_proj: the base model has 4 there, the adapter 5"),
         ({"module": "model.layers.1.self_attn.q_proj"}, "model.layers.1.self_attn.q_proj: the base model has no such"),
     ],
 )
-def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
+def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, problem):
     base = save_base(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base, **change)
-    message = f"^{adapter}: adapter does not match the architecture of {base}\n  {found}"
+    message = f"^{adapter}: adapter does not match the architecture of {base}\n  {problem}"
     with pytest.raises(UserError, match=message):
         check_model(str(adapter))
 
@@ -319,18 +319,18 @@ def refusing():
 
 @pytest.mark.parametrize("script", MODEL_FLAGS)
 def test_an_unreachable_hub_is_tried_once(tmp_path, script, refusing):
-    told, connections = run_counting(tmp_path, script, "some/model", refusing)
+    stderr, connections = run_counting(tmp_path, script, "some/model", refusing)
     hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
     what = "no such folder, incomplete in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set"
     remedy = f"on a node with internet, run: hf download some/model --repo-type model --cache-dir {tmp_path}/home/hub"
-    assert told == f"error: some/model: {what}\n  {remedy}\n{hint}"
+    assert stderr == f"error: some/model: {what}\n  {remedy}\n{hint}"
     assert connections == 1
 
 
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "o3", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"])
 def test_an_api_models_name_is_not_looked_up_on_the_hub(tmp_path, name, refusing):
-    told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
-    assert told == f"error: {name}: neither a local folder nor a hub name (owner/model)\n{OUR_FLAG}"
+    stderr, connections = run_counting(tmp_path, "baselines.py", name, refusing)
+    assert stderr == f"error: {name}: neither a local folder nor a hub name (owner/model)\n{OUR_FLAG}"
     assert connections == 0
 
 
@@ -364,8 +364,8 @@ def test_a_cached_model_is_used_at_once_if_the_hub_is_unreachable(tmp_path, refu
 def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
     files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
     with serve(files | {"pytorch_model.bin": b"pickled"}) as hub:
-        told = find(hub.url, tmp_path / "cache", code=2)
-        assert ": has no weights (*.safetensors or *.bin)\n  the hub has no such file, or cannot be reached; " in told
+        stderr = find(hub.url, tmp_path / "cache", code=2)
+        assert ": has no weights (*.safetensors or *.bin)\n  the hub has no such file, or cannot be reached; " in stderr
         assert "pytorch_model.bin" not in hub.fetched
 
 

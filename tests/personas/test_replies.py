@@ -131,10 +131,10 @@ def test_faulty_events_and_their_dependents_are_dropped():
 def test_schemas_are_accepted_by_servers(form):
     """An object at the root, all fields required and no others: what OpenAI's strict mode asks for."""
     schema = replies.schema_of(form)
-    for one in [schema, *schema.get("$defs", {}).values()]:
-        assert one["type"] == "object"
-        assert one["additionalProperties"] is False
-        assert sorted(one["required"]) == sorted(one["properties"])
+    for part in [schema, *schema.get("$defs", {}).values()]:
+        assert part["type"] == "object"
+        assert part["additionalProperties"] is False
+        assert sorted(part["required"]) == sorted(part["properties"])
 
 
 def test_sections():
