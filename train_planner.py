@@ -28,9 +28,9 @@ from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.fitting import Window
+from utils.models.adapters import adapter_base
 from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
-from utils.models.loading import adapter_base
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import read_dataset

@@ -19,7 +19,7 @@ from retrieval.pooling import MEAN, Pooling
 from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import fitting, has_gpu
-from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.hub import pinned_source
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
 
 FULL_LENGTH = 512  # tokens in one unit of --batch_size
@@ -87,16 +87,15 @@ def load_encoder(
     # In bfloat16 on a CPU, torch's fused attention is half as fast as the separate products.
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
-    with skipping_absent_hub(model_name):
-        tokenizer, _ = open_tokenizer(model_name, cache_dir, max_length)
-        with loading(model_name, *MODEL_FILES):
-            try:
-                model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
-            except pickle.UnpicklingError:
-                raise UserError(
-                    f"{model_name}: its pickled weights hold more than tensors and may run code; "
-                    "use a model with safetensors"
-                ) from None
+    tokenizer, _ = open_tokenizer(model_name, cache_dir, max_length)
+    with loading(model_name, *MODEL_FILES):
+        try:
+            model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
+        except pickle.UnpicklingError:
+            raise UserError(
+                f"{model_name}: its pickled weights hold more than tensors and may run code; "
+                "use a model with safetensors"
+            ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # else left random
     model.eval()
@@ -114,21 +113,20 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> t
     import transformers
 
     source = pinned_source(model_name, cache_dir)
-    with skipping_absent_hub(model_name):
-        with loading(model_name, "config.json"):
-            config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            size = getattr(config, "vocab_size", None)
-            limit = most_tokens(config) or max_length
-        if max_length > limit:
-            raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
-        with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
-            ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
-            check_special_tokens(tokenizer, config, "pad_token")
-            check_tokens(ids, tokenizer, size)
-        if not tokenizer.is_fast:  # such a one does not tell which texts it has cut
-            what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, which is not supported"
-            raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
+    with loading(model_name, "config.json"):
+        config = transformers.AutoConfig.from_pretrained(model_name, **source)
+        size = getattr(config, "vocab_size", None)
+        limit = most_tokens(config) or max_length
+    if max_length > limit:
+        raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+    with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
+        ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
+        check_special_tokens(tokenizer, config, "pad_token")
+        check_tokens(ids, tokenizer, size)
+    if not tokenizer.is_fast:  # such a one does not tell which texts it has cut
+        what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, which is not supported"
+        raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
     return tokenizer, size
 
 

@@ -14,15 +14,15 @@ questions. Run the same command again to resume; nothing is requested twice.
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import digests, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
@@ -49,11 +49,27 @@ from utils.runs.stage import Stage
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
-BEFORE = {"conversations": "personas", "questions": "conversations"}  # the earlier file that each file is made from
-UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "question sets"}
 MOST_REASONS = 5  # to print
-Value = dict[str, Any] | list[Any] | None
-Record = dict[str, Any]
+
+Records = dict[str, dict[str, Any]]  # by id
+Make = Callable[[Asking, dict[str, Any]], Awaitable[Any]]  # returns a record's value, None if nothing is usable
+
+
+class Part(NamedTuple):
+    """A file that is made with a model."""
+
+    make: Make
+    unit: str  # plural noun for its records
+    given: str | None  # the flag of the user's file that it is made from
+    before: str | None  # the earlier file that it is made from
+
+
+PARTS = {
+    "personas": Part(conversations.make_persona, "personas", "personas_addr", None),
+    "conversations": Part(conversations.make_conversations, "topics", "topics_addr", "personas"),
+    "small_talk": Part(conversations.make_small_talk, "small talks", "small_talk_addr", None),
+    "questions": Part(make_questions, "question sets", None, "conversations"),
+}
 
 
 def build_parser() -> cli.FlagParser:
@@ -117,7 +133,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         print("assemble: needs no model, 0 requests")
         return code
     if {*args.step} & {*STEPS[:3]}:
-        stages = Building(args).stages()
+        stages = make_stages(args)
         code = run_stages(stages, args, open_api)
         if args.dry_run or not are_complete(stages):
             return code
@@ -126,168 +142,100 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     return code
 
 
-class Building:
-    """The files and records of the steps that use a model."""
-
-    def __init__(self, args: cli.Arguments):
-        self.args, self.folder = args, Path(args.output_dir)
-        sentences = inputs.read_personas(Path(args.personas_addr))
-        end = len(sentences) if args.n_persona is None else args.n_persona
-        if not args.s_persona < end <= len(sentences):
-            has = f"{args.personas_addr} has {len(sentences)} personas"
-            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
-        self.drawn = {
-            persona["id"]: persona for persona in inputs.draw_personas(sentences, args.s_persona, end, args.seed)
-        }
-        self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
-        self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
-        if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
-            raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
-        self.task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
-        self.models = choose_models(args, self.task)
-        self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
-        self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
-        self.outputs = {
-            "personas": self._output("personas", self.drawn, args.personas_addr),
-            "conversations": self._output("conversations", None, args.topics_addr),
-            "small_talk": self._output("small_talk", map(str, range(len(self.small_talk))), args.small_talk_addr),
-            "questions": self._output("questions", None, time=args.time),
-        }
-
-    def _output(self, name: str, ids: Iterable[str] | None, given: str | None = None, **settings: Any) -> Output:
-        """Return a file's output; `given` is the user's file that it depends on, besides the step before.
-
-        `ids` are its records'; None if they depend on the step before.
-        """
-        models = {role: model.identity for role, model in self.models.items()}
-        settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(self.prompts.values())}
-        settings["inputs"] = {} if given is None else {"given": file_hash(given)}
-        keys, path = None if ids is None else [(key,) for key in ids], str(self.folder / f"{name}.json")
-        wanted = partial(_refuse_other, Path(path), {*self.pairs} if keys is None else {key for (key,) in keys})
-        output = Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
-        output.read = lambda content: {(key,): piece for key, piece in content.items()}
-        return output
-
-    def stages(self) -> list[Stage]:
-        """Return the stages of the wanted steps, in order."""
-        steps = {*self.args.step, *(["personas"] if "conversations" in self.args.step else [])}
-        stages: dict[str, Stage] = {}
-        for name in self.outputs:
-            if name in steps:
-                stages[name] = self._stage(name, stages.get(BEFORE.get(name)))
-        return [*stages.values()]
-
-    def _stage(self, name: str, after: Stage | None) -> Stage:
-        method = partial(self._answer, getattr(self, f"make_{name}"))
-        records, output = partial(self._records, name), self.outputs[name]
-        count = partial(_count, output.unit)
-        return Stage(self.task, records, method, [output], self.models, count, _describe, after, many_calls=True)
-
-    def _records(self, name: str) -> dict[Key, Record]:
-        """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing.
-
-        The settings of the output get the hash of the file before.
-        """
-        output = self.outputs[name]
-        if name not in BEFORE:
-            return {key: {"id": key[0]} for key in output.keys}
-        path = self.folder / f"{BEFORE[name]}.json"
-        values = inputs.read_values(path)
-        output.settings["inputs"] |= {path.name: file_hash(path)}
-        sources = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
-        made_from = {pair: values[source] for pair, source in sources.items() if values.get(source)}
-        return {(pair,): {"id": pair, "made_from": value} for pair, value in made_from.items()}
-
-    async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
-        """Return a record's value, the counts of dropped parts, and the figures of its calls."""
-        asking = Asking(ask, self.args, self.prompts)
-        value = await make(asking, record)
-        roles = dict.fromkeys(role for role, _ in ask.calls)
-        calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
-        piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
-        if not value:  # for the report on unusable records
-            piece["reason"] = next(iter(asking.dropped), "nothing was left")
-            piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
-        return piece
-
-    async def make_personas(self, asking: Asking, record: Record) -> Value:
-        drawn = self.drawn[asking.id]
-        asking.values |= {name: str(drawn[name]) for name in ("persona", "gender", "ethnicity", "birth_year")}
-        return await conversations.make_persona(asking, drawn)
-
-    async def make_conversations(self, asking: Asking, record: Record) -> Value:
-        number, _, name = asking.id.partition("/")
-        persona, topic = record["made_from"], self.topics[name]
-        start = inputs.draw_start(persona["start"], number, name, self.args.seed)
-        general = [event for events in persona["general"].values() for event in events]
-        events_text = "\n".join(f"{event['date']}: {event['event']}" for event in general)
-        asking.values |= {
-            "card": persona["card"],
-            "topic": topic.about,
-            "example": topic.example,
-            "general": events_text,
-        }
-        asking.values["speakers"] = " and ".join(topic.speakers)
-        return await conversations.make_conversations(asking, topic, persona, start)
-
-    async def make_small_talk(self, asking: Asking, record: Record) -> Value:
-        return await conversations.make_small_talk(asking, self.small_talk[int(asking.id)])
-
-    async def make_questions(self, asking: Asking, record: Record) -> Value:
-        topic = record["made_from"]
-        persona = self.drawn[asking.id.partition("/")[0]]
-        asking.values |= {"card": topic["card"], "who": f"{persona['gender']} and {persona['ethnicity']}"}
-        return await make_questions(asking, topic, self.args.time)
+def make_stages(args: cli.Arguments) -> list[Stage]:
+    """Return the stages of the wanted steps, in order."""
+    records_of = read_records(args)
+    if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
+        raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
+    task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
+    models = choose_models(args, task)
+    prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
+    settings = args.settings() | {"script": SCRIPT, "prompt": digests(prompts.values())}
+    settings["models"] = {role: model.identity for role, model in models.items()}
+    stages: dict[str, Stage] = {}
+    for name in [part for part in PARTS if part in args.step or (part == "personas" and "conversations" in args.step)]:
+        part, records, path = PARTS[name], records_of[name], Path(args.output_dir, f"{name}.json")
+        own = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
+        own |= {"time": args.time} if name == "questions" else {}
+        output = Output(
+            path=str(path),
+            settings=settings | own,
+            keys=None if part.before else [(record_id,) for record_id in records],  # else known after the step before
+            collect=lambda pieces: {record_id: piece for (record_id,), piece in pieces.items()},
+            unit=part.unit,
+            args=args,
+            check=partial(_refuse_other, path, records.keys()),
+            read=lambda content: {(record_id,): piece for record_id, piece in content.items()},
+        )
+        stages[name] = Stage(
+            task=task,
+            records=partial(_complete, records, part, output),
+            method=partial(_answer, args, prompts, part.make),
+            outputs=[output],
+            models=models,
+            count=partial(_count, part.unit),
+            describe=_describe,
+            after=stages.get(part.before),
+            many_calls=True,
+        )
+    return [*stages.values()]
 
 
-def assemble(args: cli.Arguments) -> None:
-    """Write the table, histories, validity figures and page for --size."""
-    folder, size, addr = Path(args.output_dir), args.size, args.tokenizer or args.model_addr
-    names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
-    table, contexts, validity, page = paths = [folder / name for name in names]
-    settings = {name: vars(args)[name] for name in ("size", "n_blocks", "n_variants", "seed", "filter_questions")}
-    settings["n_blocks"] = args.n_blocks or assembly.SIZES[size][1]
-    table_settings = {"script": SCRIPT, **settings, "tokenizer": addr}
-    table_settings["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
-    for name, before in BEFORE.items():
-        made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
-        if made_from.get(f"{before}.json") != table_settings["inputs"][f"{before}.json"]:
-            raise UserError(f"{folder / name}.json: was made from a different {before}.json; run --step {name} again")
-    prepare_derived(paths, SCRIPT, bool(args.overwrite))
-    if all(path.exists() and settings_of(path) == table_settings for path in paths):
-        print(f"{table}: already finished, left alone")
-        return
-    locks = [Lock(path) for path in paths]
-    run = {**describe_run(vars(args), {}, None), "settings": table_settings}
-    made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
-    rows: list[assembly.Row] = []
-    counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
-    print(f"{table}: {format_counts(counts)}")
-    if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
-        unfiltered = {**settings, "filter_questions": False}
-        rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
-    figures = measure(rows)
-    publish(validity, figures, run)
-    with publishing(page, run) as staged:
-        write_synced(staged, make_page(sections_of(rows), args.seed))
-    for lock in locks:
-        lock.release()
-    print(
-        describe(figures)
-        + ("\nthese figures include the questions that the filter drops" if args.filter_questions else "")
-    )
+def read_records(args: cli.Arguments) -> dict[str, Records]:
+    """Return each file's records by id, without what a step before makes; UserError if a file or flag is wrong."""
+    sentences = inputs.read_personas(Path(args.personas_addr))
+    end = len(sentences) if args.n_persona is None else args.n_persona
+    if not args.s_persona < end <= len(sentences):
+        has = f"{args.personas_addr} has {len(sentences)} personas"
+        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
+    personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
+    topics = inputs.read_topics(Path(args.topics_addr), args.topics)
+    small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
+    pairs = {
+        f"{drawn['id']}/{name}": {"drawn": drawn, "topic": topic, "name": name, "periods": args.time}
+        for drawn in personas
+        for name, topic in topics.items()
+    }
+    return {
+        "personas": {drawn["id"]: {"drawn": drawn} for drawn in personas},
+        "conversations": pairs,
+        "small_talk": {str(number): {"question": question} for number, question in enumerate(small_talk)},
+        "questions": pairs,
+    }
 
 
-def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
-    """Return a function that counts texts' tokens, with --tokenizer or the generator's tokenizer."""
-    if args.tokenizer is None and args.openai:
-        chat = APIChat(addr)
-        return lambda texts: list(map(chat.count, texts))
-    tokenizer, _ = load_tokenizer(addr, args.cache_dir)
-    return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+def _complete(records: Records, part: Part, output: Output) -> dict[Key, dict[str, Any]]:
+    """Return the records by key, with the value of the step before as `made_from`; those that lack it are left out.
+
+    The settings of the output get the hash of the file before.
+    """
+    by_key = {(record_id,): {"id": record_id, **record} for record_id, record in records.items()}
+    if part.before is None:
+        return by_key
+    path = Path(output.path).with_name(f"{part.before}.json")
+    values = inputs.read_values(path)
+    output.settings["inputs"] |= {path.name: file_hash(path)}
+    for record in by_key.values():
+        record["made_from"] = values.get(record["drawn"]["id"] if part.before == "personas" else record["id"])
+    return {key: record for key, record in by_key.items() if record["made_from"]}
 
 
-def _refuse_other(path: Path, wanted: set[str], made: dict[str, Any]) -> None:
+async def _answer(
+    args: cli.Arguments, prompts: Mapping[str, Prompt], make: Make, record: dict[str, Any], ask: Ask
+) -> Piece:
+    """Return a record's value, the counts of dropped parts, and the figures of its calls."""
+    asking = Asking(ask, args, prompts)
+    value = await make(asking, record)
+    roles = dict.fromkeys(role for role, _ in ask.calls)
+    calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
+    piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
+    if not value:  # for the report on unusable records
+        piece["reason"] = next(iter(asking.dropped), "nothing was left")
+        piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
+    return piece
+
+
+def _refuse_other(path: Path, wanted: Set[str], made: dict[str, Any]) -> None:
     """Raise UserError if a file has records that this command does not make, such as those of other personas."""
     if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
         problem = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
@@ -305,18 +253,53 @@ def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
 def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
     dropped = Counter(figures["counts"])
     made = dropped.pop(output.unit)
-    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped"
-    return "\n".join(
-        [
-            line + cost_in_words(figures),
-            *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS)),
-        ]
-    )
+    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped{cost_in_words(figures)}"
+    return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
-def _collect(pieces: Pieces) -> dict[str, Any]:
-    """Return {id: piece} in the order of the records."""
-    return {key[0]: piece for key, piece in pieces.items()}
+def assemble(args: cli.Arguments) -> None:
+    """Write the table, histories, validity figures and page for --size."""
+    folder, size, addr = Path(args.output_dir), args.size, args.tokenizer or args.model_addr
+    names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
+    table, contexts, validity, page = paths = [folder / name for name in names]
+    settings = {name: vars(args)[name] for name in ("size", "n_blocks", "n_variants", "seed", "filter_questions")}
+    settings["n_blocks"] = args.n_blocks or assembly.SIZES[size][1]
+    table_settings = {"script": SCRIPT, **settings, "tokenizer": addr}
+    table_settings["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
+    for name, before in ((name, f"{part.before}.json") for name, part in PARTS.items() if part.before):
+        made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
+        if made_from.get(before) != table_settings["inputs"][before]:
+            raise UserError(f"{folder / name}.json: was made from a different {before}; run --step {name} again")
+    prepare_derived(paths, SCRIPT, bool(args.overwrite))
+    if all(path.exists() and settings_of(path) == table_settings for path in paths):
+        print(f"{table}: already finished, left alone")
+        return
+    locks = [Lock(path) for path in paths]
+    run = {**describe_run(vars(args), {}, None), "settings": table_settings}
+    made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
+    counts, rows = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
+    print(f"{table}: {format_counts(counts)}")
+    if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
+        unfiltered = {**settings, "filter_questions": False}
+        rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
+    figures = measure(rows)
+    publish(validity, figures, run)
+    with publishing(page, run) as staged:
+        write_synced(staged, make_page(sections_of(rows), args.seed))
+    for lock in locks:
+        lock.release()
+    print(describe(figures))
+    if args.filter_questions:
+        print("these figures include the questions that the filter drops")
+
+
+def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
+    """Return a function that counts texts' tokens, with --tokenizer or the generator's tokenizer."""
+    if args.tokenizer is None and args.openai:
+        chat = APIChat(addr)
+        return lambda texts: list(map(chat.count, texts))
+    tokenizer, _ = load_tokenizer(addr, args.cache_dir)
+    return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 
 if __name__ == "__main__":

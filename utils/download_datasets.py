@@ -35,8 +35,8 @@ from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import Lock, check_could_write
 from utils.models import hub_datasets
-from utils.models.hub import check_cache_dir
-from utils.models.hub_datasets import Source, UnreachableError, find_folder
+from utils.models.hub import UnreachableError, check_cache_dir
+from utils.models.hub_datasets import Source, find_folder
 from utils.records.downloads import compare_ids, make_file
 
 

@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 from utils import cli
 from utils.cli import UserError
 from utils.cli.errors import printable
-from utils.models import memory
+from utils.models.adapters import adapter_base
 from utils.models.hub import cached_folder, find_headers
-from utils.models.loading import adapter_base
+from utils.models.loading import load_config
+from utils.models.machine import ModelSize, count_bytes, read_size
 from utils.records.datasets import DatasetFile
 
 Row = dict[str, Any]  # of the file of --dry_run FILE
@@ -227,21 +228,20 @@ def figures_of(row: Row, flags: Flags) -> Figures:
         hours = (tokens * UNCACHED.get(unit, 1) * 2 * params / PROMPTS + written / speed) / 3600
     if size and requests:
         num_gpus, share = (flags.get(flag, [default])[-1] for flag, default in ENGINE)
-        sequence = math.ceil(row["max_model_len"] / memory.BLOCK) * memory.BLOCK * size.token_bytes(int(num_gpus))
-        gpu_bytes = (size.weights / int(num_gpus) + memory.ALLOWANCE + sequence) / float(share)
+        gpu_bytes = size.gpu_bytes(row["max_model_len"], float(share), int(num_gpus))
     return Figures(requests, tokens, written, requests if unit == "verdicts" else 0, usd, gpu_bytes, hours)
 
 
 @cache
-def size_of(model: str, cache_dir: str | None = None) -> tuple[float, memory.ModelSize | None]:
+def size_of(model: str, cache_dir: str | None = None) -> tuple[float, ModelSize | None]:
     """Return a model's number of parameters (0 if unknown), and its size in vLLM, from its files or the hub's."""
     base = adapter_base(model) or model
     try:
         headers, folder = find_headers(base, cache_dir), cached_folder(base, cache_dir)
-        size = memory.read_size(headers, memory.load_config(folder)) if folder else None
+        size = read_size(headers, load_config(folder)) if folder else None
     except UserError:
         return 0, None
-    return memory.count_bytes(headers, 2, without_head=False) / 2, size
+    return count_bytes(headers, 2, without_head=False) / 2, size
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_len
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.fitting import Window
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
+from utils.models.adapters import adapter_base
 from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
-from utils.models.loading import adapter_base
 from utils.objectives.lessons import (
     add_objective_arguments,
     check_objective,

@@ -141,8 +141,8 @@ def test_nine_files_with_unchanged_records(hub, download):
     assert download.finished() == expected(FILES) and errors == ""
     commit = hub.branches["main"]
     file, path = download.file("Society_and_Culture", "test"), PATHS["Society_and_Culture", "test"]
-    told = f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
-    assert printed.splitlines()[-1] == told and len(printed.splitlines()) == 9
+    line = f"{file}: 4 questions of commit {commit[:12]}; the paper's Table 1 says 1074"
+    assert printed.splitlines()[-1] == line and len(printed.splitlines()) == 9
     manifest = read_manifest(file)
     assert manifest["settings"] == {
         "dataset_name": NAME, "commit": commit, "category": "Society_and_Culture", "split": "test",
@@ -189,9 +189,9 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
 
 @pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_without_the_hub(hub, download, away):
-    cannot = f"{NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n"
+    cannot = f"{NAME}: cannot be downloaded: the connection failed (ConnectError)\n"
     is_offline = "HF_HUB_OFFLINE" in away
-    nothing = f"{NAME}: incomplete in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
+    nothing = f"{NAME}: no such folder, incomplete in the cache, and the hub" if is_offline else cannot
     _, errors = download.run_process(code=2, **away)
     assert errors.startswith(f"error: {nothing}") and errors.count("\n") == 2 and download.finished() == {}
     download.run()
@@ -210,7 +210,7 @@ IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
     "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
     "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file has another size than the hub "),
-    "no branch": ("", FINE, ["--revision", "nix"], "has no such branch, tag or commit\n"),
+    "no branch": ("", FINE, ["--revision", "nix"], "the hub has no branch, tag or commit nix of it\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }
 
@@ -284,8 +284,8 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     (moved / "README.md").unlink()  # without a card, the layout decides
     assert download.run("--dataset_name", moved)[0].count("left alone") == 9
     (moved / ART).write_bytes(changed(3)[ART])
-    told = download.refuse("--dataset_name", moved)
-    assert told.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
+    line = download.refuse("--dataset_name", moved)
+    assert line.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
     assert download.finished() == expected(FILES)
 
 

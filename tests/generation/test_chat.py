@@ -15,7 +15,7 @@ from prompts import join_posts, load_prompt, own_prompt
 from utils.cli import UserError
 from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
 from utils.generation.fitting import Fitted, Window, largest
-from utils.models.loading import adapter_base
+from utils.models.adapters import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
 MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"

@@ -12,7 +12,7 @@ from test_models import NOT_SERVED, SERVED
 from utils.cli import UserError
 from utils.generation import engines, vllm_engine
 from utils.generation.requests import Sampling
-from utils.models.hub import MOST_RANK
+from utils.models.adapters import MOST_RANK
 from utils.models.loading import longest_sequence
 
 

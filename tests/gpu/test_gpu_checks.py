@@ -9,8 +9,7 @@ from gpu_runs import CHAT, ROOT
 from test_gpu_engines import FORESEEN
 
 import baselines
-from utils.models.machine import Loaded, describe_engine
-from utils.models.memory import Gpu
+from utils.models.machine import Gpu, Loaded, describe_engine
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_check_prints_its_figures_and_keeps_its_log(tmp_path):
 
 @pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")
 def test_a_dry_run_prints_the_lines_that_the_checks_look_for(monkeypatch):
-    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu("card", 80 * 10**9, 80 * 10**9)])
+    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu(0, "card", 80 * 10**9, 80 * 10**9)])
     words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
     lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None)])
     [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))

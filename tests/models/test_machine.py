@@ -52,7 +52,7 @@ def test_without_a_gpu_the_required_size_is_reported(judge_32b):
     assert describe(judge_32b) == [
         "note: there is no GPU here, so GPU memory could not be checked",
         f"{judge_32b}: needs 1 GPU of 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
-        "(a guess), 1.07 for a request of 4096 tokens (256 KiB per token)",
+        "(a guess; up to 4.5, or 6.4 on several GPUs), 1.07 for a request of 4096 tokens (256 KiB per token)",
     ]
     [_, line] = describe(judge_32b, tensor_parallel_size=2, data_parallel_size=2, dtype="float32")
     assert ": needs 4 GPUs of 77.6 GB at " in line and "65.5 GB of weights" in line
@@ -74,27 +74,27 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
 
 
 @pytest.mark.parametrize(
-    ("total", "length", "flags", "told"),
+    ("total", "length", "flags", "expected"),
     [
-        # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each; with 4.2 GiB 467.
-        (80, 7472, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7472 tokens at a time, longest "
+        # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each.
+        (80, 6192, 1, "{}: 3.3 GB are left for the KV cache: 2 requests of 6192 tokens at a time, longest "
          "--max_model_len 12400"),
-        (80, 7473, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7473 tokens at a time, longest "
-         "--max_model_len 12400; it may not fit, because vLLM itself may need up to 4.5 GB"),
-        (80, 12_416, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
+        (80, 12_400, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 12400 tokens at a time, longest "
+         "--max_model_len 12400"),
+        (80, 12_401, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
          "(--tensor_parallel_size), or give --max_model_len 12400"),
         # 72,000,000,000 - 32,763,876,352 - 3 GiB are 17,173 blocks of 2,097,152 bytes.
         (80, 4096, 2, "{}: 36.0 GB are left for the KV cache: 67 requests of 4096 tokens at a time, longest "
          "--max_model_len 32768"),
-        # A GPU sold as 40 GB has 2.2 GB left, and nothing if vLLM needs 6 GiB on each of several.
+        # A GPU sold as 40 GB has 2.2 GB left.
         (42.4, 4096, 2, "{}: 2.2 GB are left for the KV cache: 4 requests of 4096 tokens at a time, longest "
-         "--max_model_len 16592; it may not fit, because vLLM itself may need up to 6.4 GB"),
+         "--max_model_len 16592"),
         (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),
     ],
 )  # fmt: skip
-def test_the_judge_on_gpus(gpus, judge_32b, total, length, flags, told):
+def test_the_judge_on_gpus(gpus, judge_32b, total, length, flags, expected):
     gpus(*[total] * flags, total=total)
-    assert describe(judge_32b, length, 32_768, tensor_parallel_size=flags)[-1] == told.format(judge_32b)
+    assert describe(judge_32b, length, 32_768, tensor_parallel_size=flags)[-1] == expected.format(judge_32b)
 
 
 def test_gpus_that_are_too_few_or_in_use(gpus, tiny):
@@ -120,7 +120,7 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "told"),
+    ("capability", "dtype", "expected"),
     [
         ("7.0", "auto", "missing: {} 7.0, but torch and vLLM need at least 7.5; "),
         ("7.5", "auto", "note: {} 7.5, but bfloat16 and FlashAttention need at least 8.0: with --dtype auto, vLLM "),
@@ -128,15 +128,15 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
         *((capability, "bfloat16", None) for capability in ("8.0", "12.0", "[N/A]")),
     ],
 )  # fmt: skip
-def test_older_gpus(gpus, tiny, monkeypatch, tmp_path, capability, dtype, told):
+def test_older_gpus(gpus, tiny, monkeypatch, tmp_path, capability, dtype, expected):
     gpus(79)
     (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "0, Card 0, {capability}"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = [line for line in describe(tiny, dtype=dtype) if line.startswith(("missing: ", "note: "))]
-    assert len(found) == (told is not None)
-    assert all(line.startswith(told.format("GPU 0 (Card 0) has compute capability")) for line in found)
+    lines = [line for line in describe(tiny, dtype=dtype) if line.startswith(("missing: ", "note: "))]
+    assert len(lines) == (expected is not None)
+    assert all(line.startswith(expected.format("GPU 0 (Card 0) has compute capability")) for line in lines)
 
 
 def test_a_gpu_needs_a_compiler(gpus, tiny, monkeypatch, tmp_path):
@@ -173,8 +173,6 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
     assert describe_disk(path) == [line]
     assert describe_disk(path, 832_001) == [f"{line}, the output takes up to 1 MB"]
-    [told] = describe_disk(path, 2_000_000_000)
-    assert (
-        told == f"missing: {line}, the output takes up to 2,000 MB; free some space, or put the output on another disk"
-    )
+    problem = f"missing: {line}, the output takes up to 2,000 MB; free some space, or put the output on another disk"
+    assert describe_disk(path, 2_000_000_000) == [problem]
     assert list(tmp_path.iterdir()) == []

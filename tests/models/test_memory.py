@@ -16,12 +16,10 @@ from safetensors.numpy import load_file, save_file
 from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
-from utils.models.loading import read_headers
-from utils.models.memory import (
+from utils.models.loading import load_config, read_headers
+from utils.models.machine import (
     ALLOWANCE,
     ModelSize,
-    fit_model,
-    load_config,
     read_size,
 )
 
@@ -55,19 +53,18 @@ def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
     assert (in_full.weights, in_full.token_bytes()) == (4 * parameters, 2 * token_bytes)
 
 
-@pytest.mark.parametrize(("length", "requests"), [(1, 10), (16, 10), (17, 5), (80, 2), (81, 1), (160, 1), (161, 0)])
-def test_requests_take_whole_blocks_of_16_tokens(length, requests):
-    size = ModelSize(weights=0, heads=1, kv_heads=1, head_bytes=4)
-    fit = fit_model(size, ALLOWANCE + 160 * 4 + 60, 1.0)  # 4 bytes a token: 10 blocks, and 15 tokens that are none
-    assert fit.tokens == 160
-    assert fit.requests(length) == requests
+@pytest.mark.parametrize(("length", "blocks"), [(1, 1), (16, 1), (17, 2), (80, 5), (81, 6)])
+def test_requests_take_whole_blocks_of_16_tokens(length, blocks):
+    size = ModelSize(weights=100, heads=1, kv_heads=1, head_bytes=4)
+    assert size.request_bytes(length) == blocks * 16 * 4
+    assert size.gpu_bytes(length, 0.5) == 2 * (100 + ALLOWANCE + blocks * 16 * 4)
 
 
 def test_more_gpus_than_key_value_heads():
     size = ModelSize(weights=70, heads=28, kv_heads=4, head_bytes=2 * 28 * 128 * 2)
     # each GPU holds one head: 2 x 28 x 1 x 128 x 2
     assert [size.token_bytes(count) for count in (1, 2, 4, 7, 14)] == [57_344, 28_672, 14_336, 14_336, 14_336]
-    assert fit_model(size, ALLOWANCE + 100, 1.0, 7).weights == 10
+    assert size.loaded_bytes(7) == 10 + ALLOWANCE
 
 
 def test_a_real_model_s_parameters_and_tied_embeddings(model):
@@ -157,6 +154,6 @@ def test_a_model_that_cannot_fit_is_refused_before_the_download(script, gigabyte
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
     share = "0.9 x " if script == "baselines.py" else ""
-    told = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
-    assert done.stderr.splitlines()[-2] == told, done.stderr
+    expected = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
+    assert done.stderr.splitlines()[-2] == expected, done.stderr
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

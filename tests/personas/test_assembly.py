@@ -41,7 +41,7 @@ def parts_of(folder, size="1M", n_variants=2, seed=0, filter_questions=False):
 
 def write(folder, parts, size):
     paths = folder / f"questions_{size}.csv", folder / f"shared_contexts_{size}.jsonl"
-    write_files(parts, [], *paths, {"settings": {"size": size}})
+    write_files(parts, *paths, {"settings": {"size": size}})
     return paths
 
 
@@ -78,23 +78,25 @@ def tiny_files(entries):
     """Topic a has two periods, b one; a card has 4 words, a user's message 3, an assistant's 2."""
     turns = [{"user": "u1 u2", "assistant": "r"}]
     periods = {"init": [None, "d1"], "next_week": ["d2", "d3"]}
-    sections = {name: {"sections": [{"event": day, "turns": turns} for day in its]} for name, its in periods.items()}
+    sections = {
+        name: {"sections": [{"event": day, "turns": turns} for day in values]} for name, values in periods.items()
+    }
     talk = {"speakers": ["User", "Assistant"], "periods": sections}
     short = {**talk, "periods": {"init": {"sections": [{"event": "d1", "turns": turns}]}}}
     files = {"personas": {"0": {"card": "C"}, "1": None}, "conversations": {"0/a": talk, "0/b": short}}
-    files |= {"small_talk": {}, "questions": {f"0/{topic}": its for topic, its in entries.items()}}
+    files |= {"small_talk": {}, "questions": {f"0/{topic}": values for topic, values in entries.items()}}
     return {name: {key: {"value": value} for key, value in file.items()} for name, file in files.items()}
 
 
 def test_places_and_distances_of_a_tiny_example(tmp_path):
     own, after = {"period": "next_week", "event": "d3"}, {"period": "init", "event": "d1"}
     nowhere = {"period": "init", "event": "d9"}
-    asked = [entry_of(1, place=own, reference=after), entry_of(2, is_stereotypical=True, later_update=True)]
-    asked += [entry_of(3, place=after, reference=own), entry_of(7, place=own, reference=own)]
-    asked += [entry_of(4, reference=nowhere), entry_of(5, place=nowhere), entry_of(6, period="next_month")]
+    of_a = [entry_of(1, place=own, reference=after), entry_of(2, is_stereotypical=True, later_update=True)]
+    of_a += [entry_of(3, place=after, reference=own), entry_of(7, place=own, reference=own)]
+    of_a += [entry_of(4, reference=nowhere), entry_of(5, place=nowhere), entry_of(6, period="next_month")]
     of_b = [entry_of(number, "init", "d1") for number in (8, 11)]
     of_b += [entry_of(9, "init", "d1", later_update=True), entry_of(10, "init", "d1", place=after)]
-    parts = [parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1, seed)[1] for seed in range(9)]
+    parts = [parts_of(save(tmp_path, tiny_files({"a": of_a, "b": of_b})), "32k", 1, seed)[1] for seed in range(9)]
     part, drawn = parts[0], {row.entry["question"] for part in parts for row in part.rows} - {"q1", "q2"}
     [(name, messages)] = part.contexts.items()
     said = [message["content"] for message in messages[:3]]
@@ -144,7 +146,7 @@ def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
         letters[row.columns["correct_answer"]] += 1
     assert len(part.rows) == 400 and min(letters.values()) > 70 and len(letters) == 4
     pairs = zip(part.rows[:200], part.rows[200:], strict=True)
-    assert 20 < sum(one.columns["correct_answer"] == other.columns["correct_answer"] for one, other in pairs) < 90
+    assert 20 < sum(first.columns["correct_answer"] == other.columns["correct_answer"] for first, other in pairs) < 90
 
 
 def test_both_files_are_written_or_none(tmp_path):

@@ -25,8 +25,10 @@ def topics_of(lengths, tokens=10):
     """Return topics with these numbers of blocks, each with one message."""
     topics = {}
     for topic, length in lengths.items():
-        ids = [MessageId("0", topic, period, "x", 0, "user") for period in PERIODS[:length]]
-        topics[topic] = [Block(topic, one.period, [Message(one, "x", tokens)], tokens) for one in ids]
+        ids = [MessageId(topic, period, "x", 0, "user") for period in PERIODS[:length]]
+        topics[topic] = [
+            Block(topic, message_id.period, [Message(message_id, "x", tokens)], tokens) for message_id in ids
+        ]
     return topics
 
 
@@ -38,12 +40,12 @@ def exact(drawn, number, done=0):
     later = [(0.25, first), (0.5, (0.2, 1.0, 0.1, 0.1)), (0.75, (0.1, 0.2, 1.0, 0.1)), (2, (0.1, 0.1, 0.2, 1.0))]
     weights = next(weights for end, weights in later if p < end)
     opened = [topic for topic, depth in enumerate(drawn) if depth < 4]
-    total, found = sum(weights[drawn[topic]] for topic in opened), Counter()
+    total, shares = sum(weights[drawn[topic]] for topic in opened), Counter()
     for topic in opened:
         deeper = tuple(depth + (other == topic) for other, depth in enumerate(drawn))
         for state, share in exact(deeper, number, done + 1).items():
-            found[tuple(sorted(state))] += share * weights[drawn[topic]] / total
-    return found
+            shares[tuple(sorted(state))] += share * weights[drawn[topic]] / total
+    return shares
 
 
 @pytest.mark.parametrize("number", [2, 7])
@@ -72,8 +74,8 @@ def test_t_has_all_periods_or_the_latest_one_and_fits_the_limit():
 def test_whole_random_topics_other_than_t_are_dropped_until_the_rest_fits():
     topics = topics_of({"a": 2, "b": 2, "c": 2, "d": 1})
     kept = [fit_topics(topics, "b", 60, str(key)) for key in range(40)]
-    assert all(topics["b"] == one["b"] and one[topic] == topics[topic] for one in kept for topic in one)
-    assert {frozenset(one) for one in kept} == {frozenset("abc"), frozenset("abd"), frozenset("bcd")}
+    assert all(topics["b"] == fitted["b"] and fitted[topic] == topics[topic] for fitted in kept for topic in fitted)
+    assert {frozenset(fitted) for fitted in kept} == {frozenset("abc"), frozenset("abd"), frozenset("bcd")}
     assert fit_topics(topics, "b", 70, "") == topics
 
 
@@ -93,17 +95,17 @@ def test_t_is_put_far_back_or_far_forward_and_periods_stay_in_order():
 
 
 def pieces(number, tokens=10):
-    ids = [MessageId("", SMALL_TALK, "", str(one), 0, "user") for one in range(number)]
-    return [[Message(one, "x", tokens)] for one in ids]
+    ids = [MessageId(SMALL_TALK, "", str(piece), 0, "user") for piece in range(number)]
+    return [[Message(message_id, "x", tokens)] for message_id in ids]
 
 
 @pytest.mark.parametrize(("blocks", "least", "most", "mean"), [(15, 0, 0, 0), (29, 0, 2, 0.4), (30, 0, 18, 9)])
 def test_small_talk_is_put_between_the_blocks_of_longer_histories(blocks, least, most, mean):
-    order = [block for its in topics_of({str(number): 1 for number in range(blocks)}).values() for block in its]
+    order = [block for group in topics_of({str(number): 1 for number in range(blocks)}).values() for block in group]
     numbers = []
     for seed in range(100):
         messages, counts = add_small_talk(order, pieces(1000), 10**6, random.Random(seed))
-        own = [place for place, one in enumerate(messages) if one.id.topic != SMALL_TALK]
+        own = [place for place, message in enumerate(messages) if message.id.topic != SMALL_TALK]
         assert [messages[place] for place in own] == [block.messages[0] for block in order]
         assert own[-1] == len(messages) - 1 and counts["pieces of small talk"] == len(messages) - blocks
         numbers += [after - before - 1 for before, after in pairwise(own)]
@@ -112,26 +114,29 @@ def test_small_talk_is_put_between_the_blocks_of_longer_histories(blocks, least,
 
 
 def test_small_talk_keeps_to_the_limit_and_is_used_again_only_when_all_is_used():
-    order = [block for its in topics_of({str(number): 1 for number in range(40)}).values() for block in its]
+    order = [block for group in topics_of({str(number): 1 for number in range(40)}).values() for block in group]
     messages, counts = add_small_talk(order, pieces(10), 700, random.Random(0))
     for_one = [add_small_talk(order, pieces(10), 410, random.Random(seed))[0] for seed in range(5)]
-    assert len({one.id for its in for_one for one in its if one.id.topic == SMALL_TALK}) > 1
-    assert sum(one.id.topic == SMALL_TALK for one in messages[35:]) > 10  # the limit thins all gaps
-    used = Counter(one.id.section for one in messages if one.id.topic == SMALL_TALK)
-    assert sum(one.tokens for one in messages) == 700 and [*used.values()] == [3] * 10
+    drawn = {message.id for run in for_one for message in run if message.id.topic == SMALL_TALK}
+    assert len(drawn) > 1
+    assert sum(message.id.topic == SMALL_TALK for message in messages[35:]) > 10  # the limit thins all gaps
+    used = Counter(message.id.section for message in messages if message.id.topic == SMALL_TALK)
+    assert sum(message.tokens for message in messages) == 700 and [*used.values()] == [3] * 10
     assert counts["pieces of small talk used again"] == 20
     assert counts["pieces of small talk over the limit, left out"] > 200
-    assert add_small_talk(order, [], 10**6, random.Random(0))[0] == [one for block in order for one in block.messages]
+    assert add_small_talk(order, [], 10**6, random.Random(0))[0] == [
+        message for block in order for message in block.messages
+    ]
 
 
 def test_a_topic_ends_before_the_first_period_without_sections_and_each_message_has_its_own_id():
-    turn, asked = {"user": "u", "assistant": "a"}, []
+    turn, counted = {"user": "u", "assistant": "a"}, []
     sections = [{"event": name, "turns": [turn, turn]} for name in (None, "2001-01-01", "2001-01-01")]
     periods = {"init": {"sections": sections}, "next_week": {"sections": []}, "next_month": {"sections": sections}}
     talk = {"speakers": ["Patient", "Therapist"], "periods": periods}
-    [block] = make_blocks("7", "A card.", "therapy", talk, lambda texts: asked.extend(texts) or [1] * len(texts))
-    said = [(one.id.section, one.id.turn, one.id.role, one.content) for one in block.messages]
+    [block] = make_blocks("A card.", "therapy", talk, lambda texts: counted.extend(texts) or [1] * len(texts))
+    said = [(message.id.section, message.id.turn, message.id.role, message.content) for message in block.messages]
     assert said[0] == ("card", 0, "system", "Current user persona: A card.")
     assert said[1:3] == [("0", 0, "user", "Patient: u"), ("0", 0, "assistant", "Therapist: a")]
-    assert [one[0] for one in said[1:]] == ["0"] * 4 + ["2001-01-01"] * 4 + ["2"] * 4
-    assert len({one.id for one in block.messages}) == len(asked) == block.tokens == 13
+    assert [parts[0] for parts in said[1:]] == ["0"] * 4 + ["2001-01-01"] * 4 + ["2"] * 4
+    assert len({message.id for message in block.messages}) == len(counted) == block.tokens == 13

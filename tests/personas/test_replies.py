@@ -41,7 +41,7 @@ CHECKS = {
     "persona": (replies.Persona, CARD, replies.check_persona),
     "hobbies": (replies.Hobbies, named(*HOBBIES), lambda reply: replies.check_hobbies(reply, 3)),
     "history": (replies.History, {"events": LATER},
-                lambda reply: replies.check_history(reply.events, 3, "2001-06-01", BEFORE, HOBBIES)),
+                lambda reply: replies.check_history(reply, 3, "2001-06-01", BEFORE, HOBBIES)),
     "conversation": (replies.Conversation, {"turns": TURNS}, lambda reply: replies.check_conversation(reply, EVENTS)),
     "section": (replies.Section, {"turns": LONG}, replies.check_section),
     "text": (replies.Text, {"text": "Well."}, replies.check_text),
@@ -121,8 +121,8 @@ def test_wrong_replies_have_their_reason(kind, wrong, reason):
 
 def test_faulty_events_and_their_dependents_are_dropped():
     """Wrong events are dropped, and so are those that change them."""
-    events = msgspec.convert(with_event(0, reason=None)["events"], list[replies.Event])
-    kept, faults = replies.check_history(events, 3, "2001-06-01", BEFORE, HOBBIES)
+    reply = msgspec.convert(with_event(0, reason=None), replies.History)
+    kept, faults = replies.check_history(reply, 3, "2001-06-01", BEFORE, HOBBIES)
     assert [event["date"] for event in kept] == ["2001-09-01"]
     assert faults[1] == "an event changes an unknown or later event"
 
@@ -131,10 +131,10 @@ def test_faulty_events_and_their_dependents_are_dropped():
 def test_schemas_are_accepted_by_servers(form):
     """An object at the root, all fields required and no others: what OpenAI's strict mode asks for."""
     schema = replies.schema_of(form)
-    for one in [schema, *schema.get("$defs", {}).values()]:
-        assert one["type"] == "object"
-        assert one["additionalProperties"] is False
-        assert sorted(one["required"]) == sorted(one["properties"])
+    for part in [schema, *schema.get("$defs", {}).values()]:
+        assert part["type"] == "object"
+        assert part["additionalProperties"] is False
+        assert sorted(part["required"]) == sorted(part["properties"])
 
 
 def test_sections():

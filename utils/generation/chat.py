@@ -25,10 +25,10 @@ from utils.cli.errors import quote
 from utils.cli.progress import announce
 from utils.generation.requests import Rendered
 from utils.generation.thinking import own_parser
-from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.adapters import adapter_base
+from utils.models.hub import pinned_source
 from utils.models.loading import (
     TOKENIZER_FILES,
-    adapter_base,
     blaming,
     check_special_tokens,
     check_tokens,
@@ -111,15 +111,14 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
     base = adapter_base(model_addr) or model_addr
     with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
     source = pinned_source(base, cache_dir)
-    with skipping_absent_hub(base):
-        with loading(base, "config.json"):
-            config = AutoConfig.from_pretrained(base, **source).get_text_config()
-        with loading(with_tokenizer, *TOKENIZER_FILES):
-            tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
-            tokenizer("text")  # checks some fields that loading does not
-        if not tokenizer.encode("text", add_special_tokens=False):  # without its file, transformers makes an empty one
-            raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
-        return tokenizer, config
+    with loading(base, "config.json"):
+        config = AutoConfig.from_pretrained(base, **source).get_text_config()
+    with loading(with_tokenizer, *TOKENIZER_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+        tokenizer("text")  # checks some fields that loading does not
+    if not tokenizer.encode("text", add_special_tokens=False):  # without its file, transformers makes an empty one
+        raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+    return tokenizer, config
 
 
 class _Counting:

@@ -18,8 +18,7 @@ from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Rendered, Sampling
 from utils.models.devices import fitting
 from utils.models.hub import model_folder
-from utils.models.machine import describe_weights
-from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.models.machine import check_before_fetching, describe_weights
 
 NUM_BEAMS = 4  # as in LaMP's code
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # lengths of input and output in LaMP's paper
@@ -143,7 +142,7 @@ class TransformersEngine:
 
         quiet_libraries()
         check_devices()
-        check_before_fetching(addr, args.cache_dir, smallest_gpu())
+        check_before_fetching(addr, args.cache_dir)
         dtype = settle_dtype(args.dtype)
         dtype = dtype if dtype == "auto" else getattr(torch, dtype)
         folder = str(model_folder(addr, args.cache_dir))

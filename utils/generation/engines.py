@@ -22,8 +22,8 @@ from utils.generation.requests import Engine
 from utils.generation.store import ModelStore, models_of_server
 from utils.generation.thinking import NO_PARSER
 from utils.generation.vllm_engine import VLLMEngine
-from utils.models.hub import identify_local_model, model_file, model_fingerprint, suggesting_openai
-from utils.models.loading import adapter_base
+from utils.models.adapters import adapter_base
+from utils.models.hub import MissingError, identify_local_model, model_file, model_fingerprint
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 OpenAPI = Callable[[Namespace, str], Engine]  # from flags and key; utils/batch.py has its own
@@ -47,8 +47,10 @@ def identify_model(args: Namespace, model_addr: str) -> str:
             return args.model_id or model_addr
         stored = next((model["model"] for model in models_of_server(args.completions, server)), None)
         return stored or (None if args.cached_only else _report(args, model_addr)) or server
-    with suggesting_openai():
+    try:
         return identify_local_model(model_addr, args.cache_dir)
+    except MissingError as error:
+        raise UserError(f"{error}\n  for an API model add --openai") from None
 
 
 def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:

@@ -29,10 +29,11 @@ from utils.cli.progress import announce
 from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
+from utils.models.adapters import adapter_base, adapter_config, ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading, ranks_of
-from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_weights, loading
+from utils.models.machine import Gpu, check_before_fetching, count_gpus, gpu_problems
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -229,7 +230,7 @@ def engine_settings(
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
         # Per step, LLM.generate's defaults on an A100. The asynchronous engine's are smaller; LLM.generate's on an H100
-        # are larger and reduce the KV cache (utils/models/memory.py).
+        # are larger and reduce the KV cache (utils/models/machine.py).
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed or 0,
@@ -283,14 +284,12 @@ def _check_gpus(args: Namespace, base: str) -> None:
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
         return  # part of a GPU (by UUID), or a GPU without its own memory: vLLM checks later
-    check_gpu_count(len(rows), args)
-    for row in rows[: count_gpus(args)]:
-        index, free, total = map(int, row.groups())
-        check_gpu_free(index, free * 2**20, total * 2**20, args.gpu_memory_utilization)
-    smallest, num_gpus = min(int(row[3]) for row in rows[: count_gpus(args)]) * 2**20, args.tensor_parallel_size
-    settings = {"value_bytes": 4 if args.dtype == "float32" else 2, "share": args.gpu_memory_utilization}
-    remedy = "more GPUs (--tensor_parallel_size)"
-    check_before_fetching(base, args.cache_dir, smallest, num_gpus=num_gpus, remedy=remedy, **settings)
+    gpus = [Gpu(int(row[1]), "", int(row[2]) * 2**20, int(row[3]) * 2**20) for row in rows]
+    for problem in gpu_problems(gpus, args):
+        raise UserError(problem)
+    smallest, value_bytes = min(gpu.total for gpu in gpus[: count_gpus(args)]), 4 if args.dtype == "float32" else 2
+    limit = {"share": args.gpu_memory_utilization, "remedy": "more GPUs (--tensor_parallel_size)"}
+    check_before_fetching(base, args.cache_dir, value_bytes, smallest, args.tensor_parallel_size, **limit)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:

@@ -12,7 +12,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Fitted, Window
-from utils.models.loading import adapter_config
+from utils.models.adapters import adapter_config
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
-"""Read a model's files by libraries, with their errors reported as the files' fault; and read LoRA adapters."""
+"""Read a model's files by libraries, with their errors reported as the files' fault."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import printable, quote
+from utils.cli.errors import kind, printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 # Kinds of RoPE whose factor is already part of a config's limit.
@@ -43,6 +42,36 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # from tokenizers' Rust
             raise
         raise UserError(f"{what()}: {in_short(error)}") from error
+
+
+def load_config(folder: Path) -> Any:
+    """Load the configuration of the model in a folder; UserError if it is damaged or unknown to transformers."""
+    from transformers import AutoConfig
+
+    with loading(folder, "config.json"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not isinstance(config.architectures, list | None):
+            raise ValueError(f"architectures: found {kind(config.architectures)}, expected a list")
+        return config
+
+
+def check_weights(folder: Path) -> None:
+    """Raise UserError if the weights of a model that an engine could not load do not match its config.
+
+    Not called before loading, because quantized weights and weights with older names do load.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with loading(folder, "config.json"), torch.device("meta"):  # without weights
+        wanted = AutoModelForCausalLM.from_config(load_config(folder)).state_dict()
+    shapes = {name: shape for name, (shape, _) in read_headers(folder).items()}
+    for name, tensor in wanted.items():
+        if shapes.get(name, list(tensor.shape)) != list(tensor.shape):
+            what = f"{name} has shape {shapes[name]}, but config.json implies {list(tensor.shape)}"
+            raise UserError(f"{folder}: its weights do not match its config.json: {what}")
+    if unknown := sorted(shapes.keys() - wanted.keys()):
+        raise UserError(f"{folder}: its weights do not match its config.json, which does not include {unknown[0]}")
 
 
 def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
@@ -101,34 +130,6 @@ def _may_be_right(path: Path) -> bool:
         return False
 
 
-def adapter_base(name: str) -> str | None:
-    """Return the base model that a LoRA adapter's folder names; None for anything else."""
-    config = adapter_config(name)
-    return config and config["base_model_name_or_path"]
-
-
-def adapter_config(name: str) -> dict[str, Any] | None:
-    """Return the settings in a LoRA adapter's folder; None for anything else. UserError if they are damaged."""
-    path = Path(name) / "adapter_config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        base = config["base_model_name_or_path"]
-        if any(type(rank) is not int for rank in ranks_of(config)) or "\0" in (base or ""):
-            raise ValueError
-        if config["peft_type"] == "LORA" and isinstance(base, str) and base and min(ranks_of(config)) > 0:
-            return config
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged; use another checkpoint") from None
-    raise UserError(f"{path}: not a LoRA adapter on a named base model")
-
-
-def ranks_of(config: dict[str, Any]) -> list[int]:
-    """Return the ranks in an adapter's settings: one for all modules, and those of single modules."""
-    return [config["r"], *(config.get("rank_pattern") or {}).values()]
-
-
 def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     """Return shape and type, by name, of every tensor in the safetensors that vLLM reads, from their headers.
 
@@ -144,11 +145,3 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
                 parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 tensors |= {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
     return tensors
-
-
-def inner_name(name: str) -> str:
-    """Return a weight's name inside the stack of layers.
-
-    `base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`
-    """
-    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)

@@ -1,7 +1,7 @@
-"""A command's requirements as --dry_run prints them: GPUs, memory, a C compiler, disk.
+"""What a command needs of this machine (GPUs, memory, a C compiler, disk), checked before a run and told by --dry_run.
 
 The dry run may be on another machine than the run, such as a login node. So a missing requirement is a line that begins
-with "missing:", not an error. No weights are loaded.
+with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
 """
 
 import functools
@@ -16,13 +16,57 @@ from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import printable
-from utils.models import memory
-from utils.models.devices import MEANT, find_capabilities, has_gpu
+from utils.models.adapters import adapter_base
+from utils.models.devices import MEANT, ask_nvidia_smi, find_capabilities, has_gpu
 from utils.models.hub import cached_folder, find_headers
-from utils.models.loading import adapter_base
-from utils.models.memory import ALLOWANCE, BLOCK, GB, Gpu
+from utils.models.loading import load_config
 
-LARGER = "use larger GPUs, or more of them (--tensor_parallel_size)"
+GB = 10**9
+GIB = 2**30
+BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
+
+# What vLLM needs on each GPU besides weights and KV cache; it measures that at each start (`determine_available_memory`
+# in its v1/worker/gpu_worker.py). A guess from users' published logs of models with 8 to 32 billion parameters: 1.3 GiB
+# of activations, 0.3 to 1.8 outside torch (CUDA, NCCL, attention's workspace), 0.3 to 1.1 of CUDA graphs. The most in
+# those logs are 4.2 GiB, and 6 on each of two GPUs (3.6 of them outside torch; vLLM's pull request 10511, of 2024).
+ALLOWANCE = 3 * GIB
+
+_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype changes; quantized weights stay
+_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of other types; 1 if not listed
+
+
+class Gpu(NamedTuple):
+    """One GPU; torch and nvidia-smi may number it differently."""
+
+    index: int
+    name: str
+    free: int  # bytes
+    total: int  # bytes
+
+
+class ModelSize(NamedTuple):
+    """The sizes that decide a model's memory in vLLM."""
+
+    weights: int  # bytes, on all GPUs together
+    heads: int  # attention heads, which vLLM divides between the GPUs
+    kv_heads: int
+    head_bytes: int  # bytes of KV cache per token and KV head
+
+    def token_bytes(self, num_gpus: int = 1) -> int:
+        """Return each GPU's bytes of KV cache per token, for at least one head; layers with a window may need less."""
+        return max(1, self.kv_heads // num_gpus) * self.head_bytes
+
+    def request_bytes(self, length: int, num_gpus: int = 1) -> int:
+        """Return each GPU's bytes of KV cache for `length` tokens of prompt and output, in whole blocks."""
+        return -(-length // BLOCK) * BLOCK * self.token_bytes(num_gpus)
+
+    def loaded_bytes(self, num_gpus: int = 1) -> int:
+        """Return each GPU's bytes without KV cache."""
+        return -(-self.weights // num_gpus) + ALLOWANCE
+
+    def gpu_bytes(self, length: int, utilization: float, num_gpus: int = 1) -> float:
+        """Return the bytes that each GPU must have for a request of `length` tokens."""
+        return (self.loaded_bytes(num_gpus) + self.request_bytes(length, num_gpus)) / utilization
 
 
 class Loaded(NamedTuple):
@@ -33,30 +77,123 @@ class Loaded(NamedTuple):
     limit: int | None  # the model's own limit; None if its config does not say
 
 
-def _or_missing(check: Callable[..., list[str] | None]) -> Callable[..., list[str]]:
+# Before a run
+
+
+def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
+    """Return the size of a model, from its configuration and `find_headers`; None if these do not tell.
+
+    Args:
+        dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
+    """
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if not headers or not heads or not getattr(text, "num_hidden_layers", None):
+        return None
+    value_bytes = 4 if dtype == "float32" else 2
+    # If the embeddings are tied, vLLM leaves out an output layer that a file has.
+    weights = count_bytes(headers, value_bytes, without_head=getattr(text, "tie_word_embeddings", False))
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head_bytes = 2 * text.num_hidden_layers * head_dim * value_bytes  # keys and values
+    return ModelSize(weights, heads, getattr(text, "num_key_value_heads", None) or heads, head_bytes)
+
+
+def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> int:
+    """Return the bytes of the weights, with `value_bytes` for each unquantized number."""
+    return sum(
+        math.prod(shape) * (value_bytes if kind in _CAST else _BYTES.get(kind, 1))
+        for name, (shape, kind) in headers.items()
+        if not (without_head and name.endswith("lm_head.weight"))
+    )
+
+
+def size_problems(
+    what: str, needed: int, gpu_memory: float, share: float = 1, remedy: str = "a smaller model"
+) -> list[str]:
+    """Return why `needed` bytes do not fit into this share of a GPU's memory; empty if they do."""
+    if needed <= share * gpu_memory:
+        return []
+    part = f"{share:g} x " if share < 1 else ""
+    sizes = f"{needed / GB:.1f} GB per GPU do not fit into {part}{gpu_memory / GB:.1f} GB"
+    return [f"{what}: {sizes}\n  use a larger GPU, or {remedy}"]
+
+
+def check_before_fetching(
+    name: str,
+    cache_dir: str | None,
+    value_bytes: int = 2,
+    gpu_memory: int | None = None,
+    num_gpus: int = 1,
+    **limit: Any,
+) -> None:
+    """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
+
+    Args:
+        value_bytes: bytes per weight; in a training of all weights, with gradient and AdamW's averages.
+        gpu_memory: bytes of a GPU (default: the smallest one's; nothing is checked without a GPU, or on a part of one).
+        limit: further arguments of `size_problems`.
+    """
+    if gpu_memory is None:
+        import torch
+
+        lines = (ask_nvidia_smi("memory.total") if torch.cuda.is_available() else None) or []
+        gpu_memory = min((int(line) * 2**20 for line in lines), default=None) if all(map(str.isdigit, lines)) else None
+    if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
+        needed = count_bytes(headers, value_bytes, without_head=True)  # the head may be tied
+        for problem in size_problems(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, **limit):
+            raise UserError(problem)
+
+
+def count_gpus(args: Namespace) -> int:
+    """Return how many GPUs the flags of `cli.add_engine_arguments` ask for."""
+    return args.tensor_parallel_size * args.data_parallel_size
+
+
+def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
+    """Return why vLLM would fail later on these GPUs: too few for the flags, or in use by another process."""
+    count, copies, utilization, problems = count_gpus(args), args.data_parallel_size, args.gpu_memory_utilization, []
+    if count > len(gpus):
+        flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
+        problems.append(f"{flags}: this machine has only {len(gpus)} GPUs")
+    for gpu in gpus[:count]:
+        if gpu.free < utilization * gpu.total:
+            problems.append(
+                f"GPU {gpu.index} has {gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free, "
+                f"--gpu_memory_utilization {utilization} asks for {utilization * gpu.total / GIB:.1f}\n"
+                "  another process uses it (see nvidia-smi): wait for it, use another GPU, or lower the flag"
+            )
+    return problems
+
+
+# Told by --dry_run
+
+
+def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Make a check return its lines, or one that begins with "missing:" if it raises UserError."""
 
     @functools.wraps(check)
     def run(*args: Any) -> list[str]:
         try:
-            return [printable(line) for line in check(*args) or []]
+            return [printable(line) for line in check(*args)]
         except UserError as error:
-            return [printable("missing: " + "; ".join(line.strip() for line in str(error).splitlines()))]
+            return [_missing(str(error))]
 
     return run
+
+
+def _missing(problem: str) -> str:
+    return printable("missing: " + "; ".join(line.strip() for line in problem.splitlines()))
 
 
 @_or_missing
 def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
     """Describe the GPUs here and each model that vLLM would load on them (flags of `cli.add_engine_arguments`)."""
-    gpus, count = _find_gpus(), memory.count_gpus(args)
+    gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if gpus:
-        lines += _or_missing(memory.check_gpu_count)(len(gpus), args)
-        for index, gpu in enumerate(gpus[:count]):
-            lines += _or_missing(memory.check_gpu_free)(index, gpu.free, gpu.total, args.gpu_memory_utilization)
-        lines += _check_bfloat16(args.dtype)
-    return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, gpus[:count])]
+        lines += [*map(_missing, gpu_problems(gpus, args)), *_check_bfloat16(args.dtype)]
+    used = gpus[: count_gpus(args)]
+    return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, used)]
 
 
 @_or_missing
@@ -65,11 +202,10 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
-        needed = memory.count_bytes(headers, value_bytes, without_head=False)
+        needed = count_bytes(headers, value_bytes, without_head=False)
         lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
-        if gpus:
-            smallest = min(gpu.total for gpu in gpus)
-            lines += _or_missing(memory.refuse_too_large)(f"the {what} of {name}", needed, smallest)
+        smallest = min((gpu.total for gpu in gpus), default=math.inf)
+        lines += map(_missing, size_problems(f"the {what} of {name}", needed, smallest))
     return lines
 
 
@@ -89,11 +225,11 @@ def _find_gpus() -> list[Gpu]:
     """Return the GPUs that this process may use, in torch's order; UserError if one exists but cannot be used."""
     if not has_gpu():
         return []
-    import torch
+    from torch import cuda
 
     try:
-        indices = range(torch.cuda.device_count())
-        return [Gpu(torch.cuda.get_device_properties(i).name, *torch.cuda.mem_get_info(i)) for i in indices]
+        indices = range(cuda.device_count())
+        return [Gpu(i, cuda.get_device_properties(i).name, *cuda.mem_get_info(i)) for i in indices]
     except RuntimeError as error:  # the driver refuses, or another process uses it exclusively
         raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
@@ -101,40 +237,41 @@ def _find_gpus() -> list[Gpu]:
 def _describe_gpus(gpus: list[Gpu]) -> list[str]:
     if not gpus:
         return ["note: there is no GPU here, so GPU memory could not be checked"]
-    lines = [f"GPU {i}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for i, gpu in enumerate(gpus)]
+    lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for gpu in gpus]
     return lines + _check_compiler()
 
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
     """Describe a model's requirements, and how it fits on these GPUs."""
-    name, length = model.name, model.length
-    num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
+    name, length, num_gpus, count = model.name, model.length, args.tensor_parallel_size, count_gpus(args)
+    utilization = args.gpu_memory_utilization
     base = adapter_base(name) or name
-    config = memory.load_config(cached_folder(base, args.cache_dir))
-    size = memory.read_size(find_headers(base, args.cache_dir), config, args.dtype)
+    config = load_config(cached_folder(base, args.cache_dir))
+    size = read_size(find_headers(base, args.cache_dir), config, args.dtype)
     if size is None:
         return [f"note: {name}: memory needs unknown"]
-    total = min((gpu.total for gpu in gpus), default=0)
-    fit = memory.fit_model(size, total, utilization, num_gpus)
-    request = math.ceil(length / BLOCK) * BLOCK * fit.token_bytes
-    count = memory.count_gpus(args)
-    needed = (fit.weights + ALLOWANCE + request) / utilization
+    if size.heads % num_gpus:
+        raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
+    loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)
+    needed, token_bytes = size.gpu_bytes(length, utilization, num_gpus), size.token_bytes(num_gpus)
     lines = [
         f"{name}: needs {count} GPU{'s' * (count > 1)} of {needed / GB:.1f} GB at --gpu_memory_utilization "
-        f"{utilization:g}: {fit.weights / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself (a guess), "
-        f"{request / GB:.2f} for a request of {length} tokens ({fit.token_bytes / 1024:g} KiB per token)"
+        f"{utilization:g}: {(loaded - ALLOWANCE) / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself "
+        "(a guess; up to 4.5, or 6.4 on several GPUs), "
+        f"{request / GB:.2f} for a request of {length} tokens ({token_bytes / 1024:g} KiB per token)"
     ]
-    if gpus and fit.tokens < length:
-        shorter = f", or give --max_model_len {fit.tokens}" if fit.tokens else ""
-        lines.append(f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {LARGER}{shorter}")
-    elif gpus:
-        most = memory.most_allowance(num_gpus)
-        is_sure = memory.fit_model(size, total, utilization, num_gpus, most).tokens >= length
+    if gpus:
+        total = min(gpu.total for gpu in gpus)
+        cache = int(utilization * total) - loaded
+        longest = max(0, cache // (token_bytes * BLOCK)) * BLOCK  # in whole blocks
+        if longest < length:
+            shorter = f", or give --max_model_len {longest}" if longest else ""
+            larger = "use larger GPUs, or more of them (--tensor_parallel_size)"
+            return [*lines, f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {larger}{shorter}"]
         lines.append(
-            f"{name}: {fit.cache / GB:.1f} GB are left for the KV cache: {fit.requests(length)} requests of {length} "
-            f"tokens at a time, longest --max_model_len {min(fit.tokens, model.limit or fit.tokens)}"
-            + ("" if is_sure else f"; it may not fit, because vLLM itself may need up to {most / GB:.1f} GB")
+            f"{name}: {cache / GB:.1f} GB are left for the KV cache: {cache // request} requests of {length} tokens "
+            f"at a time, longest --max_model_len {min(longest, model.limit or longest)}"
         )
     return lines
 

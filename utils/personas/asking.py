@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prompts import FOLDER, History, Messages, Prompt
-from utils.parsing import Parsed
-from utils.personas.replies import Faults, parsed, read, schema_of
+from utils.parsing import Parsed, nothing
+from utils.personas.replies import Faults, read, schema_of
 from utils.runs.ask import Ask
 
 Check = Callable[[Any], tuple[Any, Faults]]
@@ -26,14 +26,15 @@ class Asking:
 
     def __init__(self, ask: Ask, args: Namespace, prompts: Mapping[str, Prompt]):
         self.id: str = ask.key[0]
+        self.seed: int = args.seed
         self.values: dict[str, str] = {}
         self.dropped: Counter[str] = Counter()
-        self._ask, self._args, self._prompts = ask, args, prompts
+        self._ask, self._prompts = ask, prompts
         self._small = SMALL if args.model else GENERATOR
 
     def random(self, what: str) -> random.Random:
         """Return a generator seeded by the record and `what`, so that the order of finished calls does not matter."""
-        return random.Random(f"{self._args.seed}:{self.id}:{what}")
+        return random.Random(f"{self.seed}:{self.id}:{what}")
 
     async def json(
         self, name: str, form: type, check: Check, turns: Messages | None = None, small: bool = False, **values: str
@@ -46,25 +47,24 @@ class Asking:
             turns: the conversation to continue; the prompt and the reply are added to it.
         """
         prompt = self._prompts[name]
-        values = {one: text for one, text in (self.values | values).items() if one in prompt.placeholders}
+        values = {field: text for field, text in (self.values | values).items() if field in prompt.placeholders}
 
         def parse(text: str, cut: bool) -> Parsed:
             reply = read(text, form)
-            return parsed(*check(reply)) if isinstance(reply, form) else parsed(None, [reply])
+            value, faults = check(reply) if isinstance(reply, form) else (None, [reply])
+            return nothing(faults[0]) if faults else Parsed(value, "strict", None)
 
         history = History(list(turns or ()), range(len(turns or ())), [])
-        role = self._small if small else GENERATOR
-        items = () if turns is None else history
-        make = {"items": items, "values": values, "model": role, "parse": parse, "schema": schema_of(form)}
-        piece = await self._ask.record(name, **make)
+        request = {"items": () if turns is None else history, "values": values, "schema": schema_of(form)}
+        piece = await self._ask.record(name, parse=parse, model=self._small if small else GENERATOR, **request)
         value = piece["value"]
         if value is None:
             reply = read(piece.get("raw") or "", form)
             value, faults = check(reply) if isinstance(reply, form) else (None, [piece["reason"]])
             self.dropped.update(f"{name}: {fault}" for fault in faults)
         if turns is not None:
-            [*_, said] = prompt.messages(turns=history.messages, **values)
-            turns += [said, {"role": "assistant", "content": piece.get("raw") or ""}]
+            [*_, message] = prompt.messages(turns=history.messages, **values)
+            turns += [message, {"role": "assistant", "content": piece.get("raw") or ""}]
         return value or None
 
     async def choose_blind(self, question: str, options: str) -> str | None:

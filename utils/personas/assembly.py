@@ -12,7 +12,6 @@ import random
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,18 +59,14 @@ class Assembled(NamedTuple):
     counts: Counter[str]
 
 
-class History:
-    """A variant's messages, with each message's block number and cumulative sums over the messages before it."""
+class Asked(NamedTuple):
+    """A question, the message that it is asked before (None: at the end), and the one that it refers to."""
 
-    def __init__(self, messages: list[Message]):
-        self.messages = [{"role": message.id.role, "content": message.content} for message in messages]
-        self.id = hashlib.sha256(json.dumps(self.messages, ensure_ascii=False).encode()).hexdigest()
-        self.places = {message.id: place for place, message in enumerate(messages)}
-        self.blocks = list(accumulate(message.id.role == "system" for message in messages))
-        self.tokens = list(accumulate((message.tokens for message in messages), initial=0))
-        self.letters = list(accumulate((len(message.content) for message in messages), initial=0))
-        irrelevant = (message.tokens if message.id.topic == blocks.SMALL_TALK else 0 for message in messages)
-        self.irrelevant = list(accumulate(irrelevant, initial=0))
+    topic: str
+    entry: Entry
+    place: MessageId | None
+    reference: MessageId
+    is_of_last: bool  # whether it is about T's last block (see blocks.py)
 
 
 def read_inputs(folder: Path) -> Inputs:
@@ -81,25 +76,20 @@ def read_inputs(folder: Path) -> Inputs:
 
 def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
     """Yield one part per persona, so that only one persona's histories are in memory; each text is tokenized once."""
-    without = {
-        f"entries of {name}.json without a value": [*file_values.values()].count(None)
-        for name, file_values in inputs.items()
-    }
-    yield Assembled({}, [], Counter(without))
-    values = {
-        name: {key: value for key, value in file_values.items() if value is not None}
-        for name, file_values in inputs.items()
-    }
-    small_talk = blocks.make_small_talk(values["small_talk"], count_tokens)
-    for persona in sorted(values["personas"], key=lambda name: (len(name), name)):
-        card, talks = values["personas"][persona]["card"], of_persona(values["conversations"], persona)
-        topics = {topic: blocks.make_blocks(persona, card, topic, talk, count_tokens) for topic, talk in talks.items()}
-        yield assemble_persona(persona, topics, small_talk, of_persona(values["questions"], persona), settings)
-
-
-def of_persona(values: Mapping[str, Any], persona: str) -> dict[str, Any]:
-    """Return a persona's values by topic."""
-    return {key.removeprefix(f"{persona}/"): values[key] for key in sorted(values) if key.startswith(f"{persona}/")}
+    empty = {f"entries of {name}.json without a value": [*inputs[name].values()].count(None) for name in inputs}
+    yield Assembled({}, [], Counter(empty))
+    by_persona: dict[str, dict[str, dict[str, Any]]] = {"conversations": {}, "questions": {}}
+    for name, values in by_persona.items():
+        for key in sorted(inputs[name]):
+            persona, _, topic = key.partition("/")
+            if inputs[name][key] is not None:
+                values.setdefault(persona, {})[topic] = inputs[name][key]
+    small_talk = blocks.make_small_talk(inputs["small_talk"], count_tokens)
+    for persona in sorted(inputs["personas"], key=lambda number: (len(number), number)):
+        if (value := inputs["personas"][persona]) is not None:
+            talks = by_persona["conversations"].get(persona, {}).items()
+            topics = {topic: blocks.make_blocks(value["card"], topic, talk, count_tokens) for topic, talk in talks}
+            yield assemble_persona(persona, topics, small_talk, by_persona["questions"].get(persona, {}), settings)
 
 
 def assemble_persona(
@@ -120,35 +110,27 @@ def assemble_persona(
     counts["blocks"] = sum(map(len, kept.values()))
     counts["blocks over the limit, dropped"] = sum(map(len, drawn.values())) - counts["blocks"]
     counts["personas without a topic of all periods"] = int(len(kept[far]) < len(PERIODS))
-    orders = [blocks.order_blocks(kept, far, number % 2 == 1, random.Random(f"{key}:order:{number}"))
-              for number in range(settings["n_variants"])]  # fmt: skip
-    histories = []
-    for number, order in enumerate(orders):
-        messages, talk_counts = blocks.add_small_talk(order, small_talk, limit, random.Random(f"{key}:talk:{number}"))
-        histories.append(History(messages))
+    orders, histories = [], []
+    for number in range(settings["n_variants"]):
+        orders.append(blocks.order_blocks(kept, far, number % 2 == 1, random.Random(f"{key}:order:{number}")))
+        rng = random.Random(f"{key}:talk:{number}")
+        messages, talk_counts = blocks.add_small_talk(orders[number], small_talk, limit, rng)
+        histories.append(messages)
         counts.update(talk_counts)
-    candidates, places = find_questions(persona, questions, kept, far), histories[0].places
-    chosen_questions, dropped = choose_questions(candidates, kept, orders[0], places, settings["filter_questions"], key)
+    guessable = not settings["filter_questions"]
+    chosen_questions, dropped = choose_questions(questions, kept[far][-1], orders[0], histories[0], guessable, key)
     counts.update(dropped)
-    rows = [make_row(persona, question, history, f"{size}:{settings['seed']}:{number}")
-            for number, history in enumerate(histories) for question in chosen_questions]  # fmt: skip
-    contexts = {history.id: history.messages for history in histories if rows}
+    contexts, rows = {}, []
+    for number, messages in enumerate(histories):
+        context = [{"role": message.id.role, "content": message.content} for message in messages]
+        context_id = hashlib.sha256(json.dumps(context, ensure_ascii=False).encode()).hexdigest()
+        contexts[context_id] = context
+        variant = f"{size}:{settings['seed']}:{number}"
+        rows += [make_row(persona, question, messages, context_id, variant) for question in chosen_questions]
+    num_equal, contexts = len(histories) - len(contexts), contexts if rows else {}
     counts.update({"histories": len(contexts), "questions": len(chosen_questions), "rows": len(rows)})
-    counts["histories equal to another variant"] = len(histories) - len({history.id for history in histories})
+    counts["histories equal to another variant"] = num_equal
     return Assembled(contexts, rows, counts)
-
-
-# Choosing the questions
-
-
-class Asked(NamedTuple):
-    """A question, the message that it is asked before (None: at the end), and the one that it refers to."""
-
-    topic: str
-    entry: Entry
-    place: MessageId | None
-    reference: MessageId
-    is_of_last: bool  # whether it is about T's last block (see blocks.py)
 
 
 def is_guessed(entry: Entry) -> bool:
@@ -157,46 +139,12 @@ def is_guessed(entry: Entry) -> bool:
     return not exempt and (entry["blind"] or []).count(True) > MOST_GUESSED
 
 
-def find_questions(persona: str, questions: Mapping[str, list[Entry]], topics: Topics, far: str) -> list[Asked]:
-    """Return the questions of all topics, each topic's sorted by id."""
-    asked_questions = []
-    for topic, entries in questions.items():
-        for entry in sorted(entries, key=lambda entry: entry["id"]):
-            place, reference = (message and MessageId(persona, topic, message["period"], message["event"], 0, "user")
-                                for message in (entry["place"], entry["reference"]))  # fmt: skip
-            is_of_last = topic == far and entry["period"] == topics[far][-1].period
-            asked_questions.append(Asked(topic, entry, place, reference, is_of_last))
-    return asked_questions
-
-
-def drop_reason(question: Asked, topics: Topics, places: Mapping[MessageId, int], filter_questions: bool) -> str:
-    """Return why a question cannot be asked, or ""; `places` are the messages' places in any variant.
-
-    A topic's periods are in the same order in all variants, so one variant decides for all.
-    """
-    if question.entry["period"] not in {block.period for block in topics.get(question.topic, ())}:
-        return "block not in the history"
-    if filter_questions and is_guessed(question.entry):
-        return "guessed without the history"
-    if not question.is_of_last and question.place is not None:
-        return "earlier block, asked in the text"
-    if not question.is_of_last and question.entry["later_update"]:
-        return "earlier block, updated later"
-    if question.reference not in places:
-        return "reference not in the history"
-    if question.place is not None and question.place not in places:
-        return "place not in the history"
-    if question.place is not None and places[question.place] <= places[question.reference]:
-        return "not asked after its reference"
-    return ""
-
-
 def choose_questions(
-    candidates: list[Asked],
-    topics: Topics,
+    questions: Mapping[str, list[Entry]],
+    last: Block,
     order: list[Block],
-    places: Mapping[MessageId, int],
-    filter_: bool,
+    messages: list[Message],
+    guessable: bool,
     key: str,
 ) -> tuple[list[Asked], Counter[str]]:
     """Return the questions to ask, and counts of the others by reason.
@@ -205,18 +153,34 @@ def choose_questions(
     history, and only if the same thing does not change later.
 
     Args:
+        last: T's last block.
         order: the first variant's blocks. In a long history, questions about other blocks are kept with probability
             KEPT_SHARE, unless they are about the topic that the history begins with.
-        places: the places of the first variant's messages.
+        messages: the first variant's. A topic's periods are in the same order in all variants, so it decides for all.
+        guessable: whether to ask questions that can be answered without the history, too.
     """
+    places = {message.id: number for number, message in enumerate(messages)}
+    periods = {(block.topic, block.period) for block in order}
     groups, kept, counts = defaultdict(list), [], Counter[str]()
-    for question in candidates:
-        if reason := drop_reason(question, topics, places, filter_):
+    candidates = [(topic, entry) for topic, entries in questions.items() for entry in entries]
+    for topic, entry in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1]["id"])):
+        place, reference = (where and MessageId(topic, where["period"], where["event"], 0, "user")
+                            for where in (entry["place"], entry["reference"]))  # fmt: skip
+        is_of_last = (topic, entry["period"]) == (last.topic, last.period)
+        reasons = {
+            "block not in the history": (topic, entry["period"]) not in periods,
+            "guessed without the history": not guessable and is_guessed(entry),
+            "earlier block, asked in the text": not is_of_last and place is not None,
+            "earlier block, updated later": not is_of_last and entry["later_update"],
+            "reference not in the history": reference not in places,
+            "place not in the history": place is not None and place not in places,
+            "not asked after its reference": place and places.get(place, 0) <= places.get(reference, 0),
+        }
+        if reason := next((reason for reason, is_so in reasons.items() if is_so), None):
             counts[f"questions dropped: {reason}"] += 1
         else:
-            groups[
-                question.topic, question.entry["period"], question.entry["id" if question.is_of_last else "type"]
-            ].append(question)
+            group = topic, entry["period"], entry["id" if is_of_last else "type"]
+            groups[group].append(Asked(topic, entry, place, reference, is_of_last))
     for group, members in groups.items():
         question = random.Random(f"{key}:one:{group}").choice(members)
         counts["questions dropped: not drawn of their type and block"] += len(members) - 1
@@ -228,42 +192,41 @@ def choose_questions(
     return kept, counts
 
 
-# The files
-
-
-def make_row(persona: str, question: Asked, history: History, variant: str) -> Row:
+def make_row(persona: str, question: Asked, messages: list[Message], context_id: str, variant: str) -> Row:
     """Return a row of the table.
 
     Lengths are those of the messages before the question. The distance to the reference includes the reference's first
     user message and all that follow. In blocks, it counts the reference's block and the question's, so it is 1 within a
     block.
     """
-    entry, begin = question.entry, history.places[question.reference]
-    end = len(history.messages) if question.place is None else history.places[question.place]
-    asked_in = history.blocks[-1 if question.place is None else end]
-    distance, length = history.tokens[end] - history.tokens[begin], history.tokens[end]
+    entry, ids = question.entry, [message.id for message in messages]
+    begin, end = ids.index(question.reference), len(ids) if question.place is None else ids.index(question.place)
+    before, length = messages[:end], blocks.tokens_of(messages[:end])
+    distance = blocks.tokens_of(messages[begin:end])
+    num_blocks = 1 + sum(message_id.role == "system" for message_id in ids[begin + 1 : end + 1])
+    irrelevant = blocks.tokens_of([message for message in before if message.id.topic == blocks.SMALL_TALK])
     identity = f"{entry['id']}:{variant}"
     options = [entry["answer"], *entry["wrong"]]
     shown = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
     lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, shown, strict=True)]
     values = (
-        persona, uuid.uuid5(NAMESPACE, identity), entry["type"], question.topic, length, history.letters[end],
-        asked_in - history.blocks[begin] + 1, distance, history.irrelevant[end],
+        persona, uuid.uuid5(NAMESPACE, identity), entry["type"], question.topic, length,
+        sum(len(message.content) for message in before), num_blocks, distance, irrelevant,
         f"{100 * distance / length:.2f}%", entry["question"], f"({LETTERS[shown.index(0)]})", repr(lettered),
-        history.id, end, "Yes" if entry["is_stereotypical"] else "No",
+        context_id, end, "Yes" if entry["is_stereotypical"] else "No",
     )  # fmt: skip
     return Row(dict(zip(COLUMNS, map(str, values), strict=True)), entry)
 
 
 def write_files(
-    parts: Iterable[Assembled], rows: list[Row], questions: Path, contexts: Path, manifest: dict[str, Any]
-) -> Counter[str]:
-    """Write both files with a manifest each, add the table's rows to `rows`, and return counts.
+    parts: Iterable[Assembled], questions: Path, contexts: Path, manifest: dict[str, Any]
+) -> tuple[Counter[str], list[Row]]:
+    """Write both files with a manifest each, and return counts and the table's rows.
 
     Nothing is replaced before both are on disk. Histories are replaced first, so that a new table never lacks its own.
     UserError if no question is left.
     """
-    counts, of_table, of_contexts = Counter[str](), {**manifest}, {**manifest}
+    counts, rows, of_table, of_contexts = Counter[str](), [], {**manifest}, {**manifest}
     with publishing(questions, of_table) as new_table, publishing(contexts, of_contexts) as new_contexts:
         with open_whole(new_table) as table, open_whole(new_contexts) as lines:
             writer = csv.DictWriter(table, COLUMNS)
@@ -280,4 +243,4 @@ def write_files(
         counts = +counts  # without zeros
         of_contexts["counts"] = of_table["counts"] = dict(counts)
         of_table["contexts_sha256"] = file_hash(new_contexts)
-    return counts
+    return counts, rows

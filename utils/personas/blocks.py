@@ -35,9 +35,8 @@ CountTokens = Callable[[list[str]], Sequence[int]]  # the number of tokens of ea
 
 
 class MessageId(NamedTuple):
-    """Identifies a message; `section` is its event's date, or the section's number if the date is missing or taken."""
+    """A persona's message; `section` is its event's date, or the section's number if the date is missing or taken."""
 
-    persona: str
     topic: str
     period: str
     section: str
@@ -61,34 +60,32 @@ class Block(NamedTuple):
 Topics = dict[str, list[Block]]  # the blocks of each topic, in the order of PERIODS
 
 
-def make_blocks(
-    persona: str, card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens
-) -> list[Block]:
+def make_blocks(card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens) -> list[Block]:
     """Return a topic's blocks; they end before the first period without sections."""
     blocks = []
     for period in PERIODS:
         sections = conversation["periods"].get(period, {}).get("sections")
         if not sections:
             break
-        texts = {MessageId(persona, topic, period, CARD, 0, "system"): f"Current user persona: {card}"}
+        texts = {MessageId(topic, period, CARD, 0, "system"): f"Current user persona: {card}"}
         for number, section in enumerate(sections):
             name = section["event"]
-            if name is None or MessageId(persona, topic, period, name, 0, "user") in texts:
+            if name is None or MessageId(topic, period, name, 0, "user") in texts:
                 name = str(number)
             for turn, said in enumerate(section["turns"]):
                 for role, speaker in zip(("user", "assistant"), conversation["speakers"], strict=True):
-                    texts[MessageId(persona, topic, period, name, turn, role)] = f"{speaker}: {said[role]}"
+                    texts[MessageId(topic, period, name, turn, role)] = f"{speaker}: {said[role]}"
         messages = count_messages(texts, count_tokens)
         blocks.append(Block(topic, period, messages, tokens_of(messages)))
     return blocks
 
 
 def make_small_talk(small_talk: Mapping[str, Any], count_tokens: CountTokens) -> list[list[Message]]:
-    """Return the messages of each piece of small talk."""
+    """Return the messages of each piece of small talk that has a value."""
     pieces = []
-    for number, turns in sorted(small_talk.items()):
+    for number, turns in sorted((number, turns) for number, turns in small_talk.items() if turns is not None):
         texts = {
-            MessageId("", SMALL_TALK, "", number, turn, role): f"{role.capitalize()}: {said[role]}"
+            MessageId(SMALL_TALK, "", number, turn, role): f"{role.capitalize()}: {said[role]}"
             for turn, said in enumerate(turns)
             for role in ("user", "assistant")
         }
@@ -122,17 +119,17 @@ def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[To
 
     After ATTEMPTS draws, take the first draw that reached the latest period. None if no topic fits alone.
     """
-    found, latest = None, 0
+    chosen, latest = None, 0
     for attempt in range(ATTEMPTS):
         drawn = draw_blocks(topics, number, random.Random(f"{key}:blocks:{attempt}"))
         lengths = {topic: len(blocks) for topic, blocks in drawn.items() if tokens_of(blocks) <= limit}
         if lengths and max(lengths.values()) > latest:
             latest = max(lengths.values())
             far = random.Random(f"{key}:T").choice([topic for topic in lengths if lengths[topic] == latest])
-            found = drawn, far
+            chosen = drawn, far
         if latest == len(PERIODS):
             break
-    return found
+    return chosen
 
 
 def fit_topics(drawn: Topics, far: str, limit: int, key: str) -> Topics:

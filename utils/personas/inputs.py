@@ -1,7 +1,6 @@
 """The user's inputs (persona sentences, topics, questions for small talk), random draws from them, and steps' files."""
 
 import random
-from collections.abc import Iterator
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -97,26 +96,23 @@ def read_values(path: Path) -> dict[str, Any]:
     return {key: piece["value"] for key, piece in pieces.items()}
 
 
-def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
+def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> list[dict[str, Any]]:
+    """Return the personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
 
     A number means the same persona whatever the range, as long as there are as many sentences.
     """
     order = random.Random(f"{seed}:personas").sample(range(len(sentences)), len(sentences))
+    personas = []
     for number in range(first, end):
         draw = random.Random(f"{seed}:persona:{number}")
         years = range(FIRST_YEAR, LAST_YEAR + 1)
         weights = [(year - FIRST_YEAR + 1) * (RECENT_WEIGHT if year >= RECENT else 1) for year in years]
         year = draw.choices(years, weights)[0]
         gender = ("transgender " if draw.random() < TRANSGENDER else "") + draw.choice(GENDERS)
-        yield {
-            "id": str(number),
-            "persona": sentences[order[number]],
-            "gender": gender,
-            "ethnicity": draw.choice(GROUPS),
-            "birth_year": year - AGE,
-            "start": (date(year, 1, 1) + timedelta(draw.randrange(365))).isoformat(),
-        }
+        persona = {"id": str(number), "persona": sentences[order[number]], "gender": gender}
+        persona |= {"ethnicity": draw.choice(GROUPS), "birth_year": year - AGE}
+        personas.append(persona | {"start": (date(year, 1, 1) + timedelta(draw.randrange(365))).isoformat()})
+    return personas
 
 
 def draw_start(start: str, persona: str, topic: str, seed: int) -> str:

@@ -28,14 +28,14 @@ class Told(NamedTuple):
     """The facts behind the questions about one event."""
 
     chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
-    told: list[Entry]  # the part of the chain that the conversations mention, newest first
+    mentioned: list[Entry]  # the part of the chain that the conversations mention, newest first
     lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date, the period and turns of its section
     course: list[Entry]  # the oldest event told and the changes of liking since, oldest first
     has_turned: bool  # whether the newest two events told differ in liking the thing
 
     @property
     def about(self) -> Entry:
-        return self.told[min(1, len(self.told) - 1)]
+        return self.mentioned[min(1, len(self.mentioned) - 1)]
 
     def user_line(self, event: Entry) -> str:
         return self.lines[event["date"]][1][0]["user"]
@@ -46,88 +46,83 @@ class Told(NamedTuple):
 
 def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
     """Return the events of these periods that have a section, in order."""
-    events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
-    lines = {section["event"]: (period, section["turns"]) for period, its in topic["periods"].items()
-             for section in its["sections"] if section["event"]}  # fmt: skip
-    found = []
-    for date in (date for date, (period, _) in lines.items() if period in periods):
+    events = {event["date"]: event for period in topic["periods"].values() for event in period["events"]}
+    lines = {section["event"]: (name, section["turns"]) for name, period in topic["periods"].items()
+             for section in period["sections"] if section["event"]}  # fmt: skip
+    facts = []
+    for date in (date for date, (name, _) in lines.items() if name in periods):
         chain = [events[date]]
         if events[date]["changes"] is not None:
-            older = [one for one in events.values() if one["thing"] == chain[0]["thing"] and one["date"] < date]
-            chain += sorted(older, key=lambda one: one["date"], reverse=True)
-        told = [event for event in chain if event["date"] in lines]
-        turns = [one for before, one in pairwise(told[::-1]) if one["is_liked"] != before["is_liked"]]
-        has_turned = len(told) > 1 and told[0]["is_liked"] != told[1]["is_liked"]
-        found.append(Told(chain, told, lines, [told[-1], *turns], has_turned))
-    return found
+            older = [event for event in events.values() if event["thing"] == chain[0]["thing"] and event["date"] < date]
+            chain += sorted(older, key=lambda event: event["date"], reverse=True)
+        mentioned = [event for event in chain if event["date"] in lines]
+        turns = [after for before, after in pairwise(mentioned[::-1]) if after["is_liked"] != before["is_liked"]]
+        has_turned = len(mentioned) > 1 and mentioned[0]["is_liked"] != mentioned[1]["is_liked"]
+        facts.append(Told(chain, mentioned, lines, [mentioned[-1], *turns], has_turned))
+    return facts
 
 
-async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequence[str]) -> list[Entry]:
-    """Return all questions about a topic's conversations in these periods."""
-    made = await asyncio.gather(*(_on_event(asking, topic, its) for its in events_told(topic, periods)))
+async def make_questions(asking: Asking, record: Mapping[str, Any]) -> list[Entry]:
+    """Return all questions about a topic's conversations in the wanted periods."""
+    topic, drawn = record["made_from"], record["drawn"]
+    asking.values |= {"card": topic["card"], "who": f"{drawn['gender']} and {drawn['ethnicity']}"}
+    events = events_told(topic, record["periods"])
+    made = await asyncio.gather(*(_on_event(asking, topic, facts) for facts in events))
     return [entry for entries in made for entry in entries]
 
 
-async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
+async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> list[Entry]:
     """Return the questions about one event, in the order of the paper's types."""
-    event, thing = its.chain[0], its.chain[0]["thing"]
-    period, is_update = its.lines[event["date"]][0], event["changes"] is not None
+    event, newest = facts.chain[0], facts.mentioned[0]
+    thing, period, is_update = event["thing"], facts.place(event)["period"], event["changes"] is not None
     changed_in = [
-        name for name in PERIODS for one in topic["periods"].get(name, {}).get("events", [])
-        if one["thing"] == thing and one["changes"] and one["date"] > event["date"]
+        name for name in PERIODS for later in topic["periods"].get(name, {}).get("events", [])
+        if later["thing"] == thing and later["changes"] and later["date"] > event["date"]
     ]  # fmt: skip
-    before = its.place(its.told[0]) if len(its.told) > 1 else None
     common = {
         "period": period,
         "event": event["date"],
-        "num_updates": 1 + sum(one["changes"] is not None for one in its.chain),
+        "num_updates": 1 + sum(older["changes"] is not None for older in facts.chain),
         "later_update": bool(changed_in),
-        "is_stereotypical": {one["name"]: one["is_stereotypical"] for one in topic["hobbies"]}[thing],
+        "is_stereotypical": {hobby["name"]: hobby["is_stereotypical"] for hobby in topic["hobbies"]}[thing],
     }
-    values = _values(asking, its, topic)
+    values = _values(asking, facts, topic)
 
     async def make(
         type_: str, name: str, is_line: bool = False, at_end: bool = False, hint: str | None = None
     ) -> Entry | None:
-        place = None if at_end else before
+        """Return a question of this type, asked as the newest user line told if `is_line`; None if unusable."""
+        place = None if at_end or len(facts.mentioned) == 1 else facts.place(newest)
         if place is None and period in changed_in:
             asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
             return None
-        asked = await _ask(asking, name, values, its.user_line(its.told[0]) if is_line else None, hint)
-        if asked is None:
+        if is_line:
+            answer = await asking.json(name, replies.Text, replies.check_text, **values)
+            reply = answer and {"question": facts.user_line(newest), "answer": answer}
+        else:
+            reply = await asking.json(name, replies.QuestionReply, partial(replies.check_question, hint=hint), **values)
+        if not reply:
             return None
-        suffix = "/line" if is_line and type_ == REASONS else ""
-        entry = {"id": f"{asking.id}/{event['date']}/{type_}{suffix}", "type": type_, **common, **asked, "place": place}
-        entry |= {"reference": its.place(its.told[0] if at_end else its.about), "is_line": is_line}
-        return {**entry, "blind": await _answer_blind(asking, entry)}
+        check = partial(replies.check_wrong, answer=reply["answer"])
+        wrong_name = f"{name.removesuffix('_line')}_wrong"
+        if not (wrong := await asking.json(wrong_name, replies.Wrong, check, **values, **reply)):
+            return None
+        suffix = "/line" if name.endswith("_line") else ""
+        entry = {"id": f"{asking.id}/{event['date']}/{type_}{suffix}", "type": type_, **common, **reply}
+        entry |= {"wrong": wrong, "place": place, "reference": facts.place(newest if at_end else facts.about)}
+        return {**entry, "is_line": is_line, "blind": await _answer_blind(asking, entry)}
 
     wanted = [make(FACTS, "facts", hint=thing), make(LATEST, "latest"), make(RECOMMENDATION, "recommendation")]
     if is_update and values["others"].count("\n") == NUM_IDEAS - 1:
         wanted.append(make(IDEAS, "ideas"))
-    if is_update and len(its.course) > 1:
+    if is_update and len(facts.course) > 1:
         wanted.append(make(EVOLUTION, "evolution", is_line=True))
-    if is_update and its.has_turned:
+    if is_update and facts.has_turned:
         wanted += [make(SCENARIO, "scenario", at_end=True), make(REASONS, "reasons", at_end=True)]
-        if its.told[1]["reason"]:
+        if facts.mentioned[1]["reason"]:
             wanted.append(make(REASONS, "reasons_line", is_line=True))
-    found = [entry for entry in await asyncio.gather(*wanted) if entry]
-    return sorted(found, key=lambda entry: list(TYPES).index(entry["type"]))
-
-
-async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | None, hint: str | None) -> Entry | None:
-    """Return a question with right and wrong answers, None if unusable; `line` is the question if it is given."""
-    if line is None:
-        check = partial(replies.check_question, hint=hint)
-        asked = await asking.json(name, replies.QuestionReply, check, **values)
-    else:
-        answer = await asking.json(name, replies.Text, replies.check_text, **values)
-        asked = answer and {"question": line, "answer": answer}
-    if not asked:
-        return None
-    check = partial(replies.check_wrong, answer=asked["answer"])
-    wrong_name = f"{name.removesuffix('_line')}_wrong"
-    wrong = await asking.json(wrong_name, replies.Wrong, check, **values, **asked)
-    return wrong and {**asked, "wrong": wrong}
+    entries = [entry for entry in await asyncio.gather(*wanted) if entry]
+    return sorted(entries, key=lambda entry: list(TYPES).index(entry["type"]))
 
 
 async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
@@ -143,28 +138,27 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
     return [None if letter is None else order[LETTERS.index(letter)] == 0 for letter, order in tries]
 
 
-def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
+def _values(asking: Asking, facts: Told, topic: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for the prompts about an event."""
-    event, about = its.chain[0], its.about
+    event, about, newest = facts.chain[0], facts.about, facts.mentioned[0]
     # Only lines said before the question: a later one would be a new idea there, and thus a right answer.
-    earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in its.lines.items() if date < event["date"]]
+    earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in facts.lines.items() if date < event["date"]]
     others = asking.random(f"others:{event['date']}").sample(earlier, min(NUM_IDEAS, len(earlier)))
-    if its.has_turned:
-        other = f"gives a short version of this reply: {its.lines[its.told[0]['date']][1][0]['assistant']}"
-    else:
-        other = "has the right preference, but in connection with another event than the user's"
-    course = [{"thing": one["thing"], "is_liked": one["is_liked"], "reason": one["reason"]} for one in its.course]
+    other = "has the right preference, but in connection with another event than the user's"
+    if facts.has_turned:
+        other = f"gives a short version of this reply: {facts.lines[newest['date']][1][0]['assistant']}"
+    course = [{field: event[field] for field in ("thing", "is_liked", "reason")} for event in facts.course]
     return {
         "thing": about["thing"],
-        "things": "; ".join(one["name"] for one in topic["hobbies"] if one["name"] != about["thing"]),
+        "things": "; ".join(hobby["name"] for hobby in topic["hobbies"] if hobby["name"] != about["thing"]),
         "liked": "likes" if about["is_liked"] else "dislikes",
         "event": about["event"],
         "now": f"{'likes' if event['is_liked'] else 'dislikes'} {event['thing']}",
         "reason": event["reason"] or "",
-        "reason_before": (its.told[1]["reason"] or "") if len(its.told) > 1 else "",
-        "line": its.user_line(about),
-        "newest_line": its.user_line(its.told[0]),
-        "course": "\n".join(json.dumps(one, ensure_ascii=False) for one in course),
+        "reason_before": (facts.mentioned[1]["reason"] or "") if len(facts.mentioned) > 1 else "",
+        "line": facts.user_line(about),
+        "newest_line": facts.user_line(newest),
+        "course": "\n".join(json.dumps(turn, ensure_ascii=False) for turn in course),
         "others": "\n".join(others),
         "other": other,
     }

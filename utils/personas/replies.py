@@ -5,14 +5,14 @@ together.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
-from utils.parsing import Parsed, nothing, writable
+from utils.parsing import writable
 from utils.parsing.json_text import keep_commands, own_turn, valid_objects
 
 T = TypeVar("T")
@@ -58,28 +58,28 @@ def schema_of(form: type) -> dict[str, Any]:
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """Return the last JSON object in a text as a reply of this form, or else a text that names the object's fault.
+    """Return the last JSON object of this form in a text, or else a text that names the last object's fault.
 
     Prose or a fence around it is ignored.
     """
     text = own_turn(keep_commands(writable(text)))
-    fault = "no valid JSON" if "{" in text and "}" in text else "no JSON object"
+    reply, fault = None, "no valid JSON" if "{" in text and "}" in text else "no JSON object"
     for _, content in valid_objects(text):
         try:
-            reply, fault = msgspec.convert(content, form), None
+            reply = msgspec.convert(content, form)
         except msgspec.ValidationError as error:
             fault = f"not the JSON asked for: {re.sub(r'[0-9]+', '…', str(error))}"
-    return reply if fault is None else fault
+    return fault if reply is None else reply
 
 
-def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
-    """Return the value if there are no faults, else None."""
-    return (None, faults) if faults else (value, faults)
+def whole(value: T, faults: Mapping[str, object]) -> tuple[T | None, Faults]:
+    """Return the value if none of these faults is so, else None; and those that are."""
+    true = _true(faults)
+    return (None if true else value), true
 
 
-def parsed(value: Any, faults: Faults) -> Parsed:
-    """Return a usable reply if there are no faults, else one that is retried."""
-    return nothing(faults[0]) if faults else Parsed(value, "strict", None)
+def _true(faults: Mapping[str, object]) -> Faults:
+    return [fault for fault, is_so in faults.items() if is_so]
 
 
 def count_sentences(text: str) -> int:
@@ -93,21 +93,25 @@ def count_sentences(text: str) -> int:
 def check_persona(reply: Any) -> tuple[str | None, Faults]:
     """Return the card, unless it lacks the persona's name or three sentences."""
     card, name = reply.card.strip(), reply.name.strip()
-    faults = [] if name and name in card else ["the card does not have the name"]
-    faults += [] if count_sentences(card) >= 3 else ["the card is shorter than three sentences"]
+    lacks_name, is_short = not name or name not in card, count_sentences(card) < 3
+    faults = {"the card does not have the name": lacks_name, "the card is shorter than three sentences": is_short}
     return whole(card, faults)
 
 
 def check_hobbies(reply: Any, number: int) -> tuple[list[dict[str, Any]], Faults]:
     """Return the first `number` distinct hobbies."""
-    by_name = {hobby.name.strip().lower(): hobby for hobby in reply.hobbies if hobby.name.strip()}
-    faults = ["a hobby has no name, or appears twice"] if len(by_name) < len(reply.hobbies) else []
-    faults += [f"fewer than {number} hobbies"] if len(by_name) < number else []
-    return [{**msgspec.structs.asdict(one), "name": one.name.strip()} for one in by_name.values()][:number], faults
+    names = [hobby.name.strip() for hobby in reply.hobbies]
+    by_name = {name.lower(): {"name": name, "is_stereotypical": hobby.is_stereotypical}
+               for name, hobby in zip(names, reply.hobbies, strict=True) if name}  # fmt: skip
+    faults = {
+        "a hobby has no name, or appears twice": len(by_name) < len(names),
+        f"fewer than {number} hobbies": len(by_name) < number,
+    }
+    return [*by_name.values()][:number], _true(faults)
 
 
 def check_history(
-    events: Sequence[Any], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
+    reply: Any, number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
 ) -> tuple[list[dict[str, Any]], Faults]:
     """Return the usable events in the order of their dates.
 
@@ -117,33 +121,31 @@ def check_history(
         before: all events of earlier periods.
         hobbies: whether each thing of the topic is liked at first, by name; empty for a general history.
     """
-    known, kept, faults = {one["date"]: one for one in before}, [], []
-    newest = {one.get("thing"): one for one in before}
-    for event in sorted(events, key=lambda event: event.date):
-        fault = _fault_of(event, after, known, newest, hobbies)
-        if fault is None:
-            one = msgspec.structs.asdict(event)
-            kept.append(one)
-            known[event.date] = newest[one.get("thing")] = one
-        else:
+    by_date, kept, faults = {event["date"]: event for event in before}, [], []
+    newest = {event.get("thing"): event for event in before}
+    for event in sorted(reply.events, key=lambda event: event.date):
+        if fault := _fault_of(event, after, by_date, newest, hobbies):
             faults.append(fault)
-    if len(events) < number:
+        else:
+            kept.append(msgspec.structs.asdict(event))
+            by_date[event.date] = newest[kept[-1].get("thing")] = kept[-1]
+    if len(reply.events) < number:
         faults.append("fewer events than asked for")
     if before and 2 * sum(event["changes"] is not None for event in kept) <= len(kept):
         faults.append("no more than half of the events change an earlier one")
     return kept, faults
 
 
-def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
+def _fault_of(event: Any, after: str, by_date: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
     """Return the first fault of an event, given the earlier ones by date and the newest one about each thing.
 
     A preference must change if and only if the event names an older one.
     """
-    is_change, old, reason = event.changes is not None, known.get(event.changes), (event.reason or "").strip()
+    is_change, old, reason = event.changes is not None, by_date.get(event.changes), (event.reason or "").strip()
     faults = {
         "an event's date is not a valid YYYY-MM-DD": not _is_date(event.date),
         "an event is not after the period before": event.date <= after,
-        "two events have the same date": event.date in known,
+        "two events have the same date": event.date in by_date,
         "an event has no text": not event.event.strip(),
         "an event changes an unknown or later event": is_change and old is None,
         "an event changes another without a reason": is_change and not reason,
@@ -159,7 +161,7 @@ def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[s
             "an event does not change the newest event about its thing": is_change and old is not last,
             "an event names an older event, but the preference stays the same": is_change and not is_other,
         }
-    return next((fault for fault, is_so in faults.items() if is_so), None)
+    return next(iter(_true(faults)), None)
 
 
 def _is_date(text: str) -> bool:
@@ -174,30 +176,28 @@ def _is_date(text: str) -> bool:
 
 def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
     """Return the usable sections: the turns before the first event, then each event's; see `missing_events`."""
-    by_date, faults, sections, is_lost = {one["date"]: one for one in events}, [], [], False
+    old_events, all_faults, sections = {event["date"]: event.get("old_event") for event in events}, [], []
+    is_lost = False  # turns after a dropped one would put its event into another event's section
     for turn in reply.turns:
-        num_faults = len(faults)
-        if not turn.user.strip() or not turn.assistant.strip():
-            faults.append("a turn lacks one of its speakers' texts")
-        elif turn.event is not None and turn.event not in by_date:
-            faults.append("a turn's event is not in the history")
-        elif turn.event in {section["event"] for section in sections} - {None}:
-            faults.append("two turns have the same event")
-        elif turn.event and (sections and (sections[-1]["event"] or "") > turn.event):
-            faults.append("the events are not in the order of their dates")
-        elif turn.event and (old := by_date[turn.event].get("old_event")) and old.lower() in turn.user.lower():
-            faults.append("a turn names the old event")
-        elif _DATE.search(f"{turn.user} {turn.assistant}"):
-            faults.append("a turn mentions a date")
-        else:
-            its = {"user": turn.user.strip(), "assistant": turn.assistant.strip()}
-            if turn.event is not None or not (sections or is_lost):
-                sections.append({"event": turn.event, "turns": [its]})
-            elif not is_lost:
-                sections[-1]["turns"].append(its)
-        if turn.event is not None:  # turns after a dropped one would put its event into another event's section
-            is_lost = len(faults) > num_faults
-    return sections, faults
+        user, assistant, old = turn.user.strip(), turn.assistant.strip(), old_events.get(turn.event)
+        names_event = turn.event is not None
+        faults = _true({
+            "a turn lacks one of its speakers' texts": not user or not assistant,
+            "a turn's event is not in the history": names_event and turn.event not in old_events,
+            "two turns have the same event": names_event and turn.event in [section["event"] for section in sections],
+            "the events are not in the order of their dates":
+                turn.event and sections and (sections[-1]["event"] or "") > turn.event,
+            "a turn names the old event": turn.event and old and old.lower() in user.lower(),
+            "a turn mentions a date": _DATE.search(f"{turn.user} {turn.assistant}"),
+        })  # fmt: skip
+        all_faults += faults[:1]
+        if not faults and (names_event or not (sections or is_lost)):
+            sections.append({"event": turn.event, "turns": [{"user": user, "assistant": assistant}]})
+        elif not faults and not is_lost:
+            sections[-1]["turns"].append({"user": user, "assistant": assistant})
+        if names_event:
+            is_lost = bool(faults)
+    return sections, all_faults
 
 
 def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -212,16 +212,16 @@ def check_section(reply: Any) -> tuple[list[dict[str, str]] | None, Faults]:
     if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
         return None, ["a turn lacks one of its speakers' texts"]
     users, assistants = (" ".join(turn[name] for turn in turns) for name in ("user", "assistant"))
-    faults = ["a turn mentions a date"] if _DATE.search(f"{users} {assistants}") else []
-    if count_sentences(users) < USER_SENTENCES:
-        faults.append(f"the user says fewer than {USER_SENTENCES} sentences")
-    if count_sentences(assistants) < ASSISTANT_SENTENCES:
-        faults.append(f"the assistant says fewer than {ASSISTANT_SENTENCES} sentences")
-    return whole(turns, faults)
+    return whole(turns, {
+        "a turn mentions a date": _DATE.search(f"{users} {assistants}"),
+        f"the user says fewer than {USER_SENTENCES} sentences": count_sentences(users) < USER_SENTENCES,
+        f"the assistant says fewer than {ASSISTANT_SENTENCES} sentences":
+            count_sentences(assistants) < ASSISTANT_SENTENCES,
+    })  # fmt: skip
 
 
 def check_text(reply: Any) -> tuple[str | None, Faults]:
-    return whole(reply.text.strip(), [] if reply.text.strip() else ["the text is empty"])
+    return whole(reply.text.strip(), {"the text is empty": not reply.text.strip()})
 
 
 # Questions
@@ -229,19 +229,21 @@ def check_text(reply: Any) -> tuple[str | None, Faults]:
 
 def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
     """Return a question and its right answer; the question must not contain `hint`, if given."""
-    its = {"question": reply.question.strip(), "answer": reply.answer.strip()}
-    faults = [f"the {name} is empty" for name, text in its.items() if not text]
-    if hint is not None and hint.lower() in its["question"].lower():
-        faults.append("the question names what it asks for")
-    return whole(its, faults)
+    question, answer = reply.question.strip(), reply.answer.strip()
+    return whole({"question": question, "answer": answer}, {
+        "the question is empty": not question,
+        "the answer is empty": not answer,
+        "the question names what it asks for": hint is not None and hint.lower() in question.lower(),
+    })  # fmt: skip
 
 
 def check_wrong(reply: Any, answer: str) -> tuple[list[str] | None, Faults]:
     """Return three wrong answers, unless any are empty, equal to each other or to the right one."""
     wrong = [text.strip() for text in reply.wrong]
-    faults = [f"not {NUM_WRONG} wrong answers"] if len(wrong) != NUM_WRONG else []
-    faults += ["a wrong answer is empty"] if "" in wrong else []
-    alike = [" ".join(text.lower().split()) for text in (answer, *wrong)]
-    faults += ["a wrong answer is the right one"] if alike[0] in alike[1:] else []
-    faults += ["two wrong answers are the same"] if len({*alike[1:]}) < len(alike[1:]) else []
-    return whole(wrong, faults)
+    right, *alike = [" ".join(text.lower().split()) for text in (answer, *wrong)]
+    return whole(wrong, {
+        f"not {NUM_WRONG} wrong answers": len(wrong) != NUM_WRONG,
+        "a wrong answer is empty": "" in wrong,
+        "a wrong answer is the right one": right in alike,
+        "two wrong answers are the same": len({*alike}) < len(alike),
+    })  # fmt: skip

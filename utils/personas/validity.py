@@ -25,14 +25,18 @@ Figures = dict[str, dict[str, Any]]
 def measure(rows: Sequence[Row]) -> Figures:
     """Return the figures by type and for all types, ready for JSON; shares and means of nothing are None."""
     by_type = {name: [row for row in rows if row.entry["type"] == name] for name in TYPES}
-    return {**{name: figures_of(its) for name, its in by_type.items() if its}, ALL: figures_of(rows)}
+    return {**{name: figures_of(of_type) for name, of_type in by_type.items() if of_type}, ALL: figures_of(rows)}
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     entries = list({row.entry["id"]: row.entry for row in rows}.values())
     options = [[entry["answer"], *entry["wrong"]] for entry in entries]
-    tries = [one for entry in entries for one in entry["blind"] or []]
+    tries = [attempt for entry in entries for attempt in entry["blind"] or []]
     letters = Counter(row.columns["correct_answer"].strip("()") for row in rows)
+    rank = longest = 0.0
+    for right, *others in (list(map(len, texts)) for texts in options):  # options of equal length share a mean rank
+        rank += 1 + sum(length < right for length in others) + others.count(right) / 2
+        longest += (right == max(right, *others)) / (1 + others.count(right))
     return {
         "questions": len(entries),
         "rows": len(rows),
@@ -40,51 +44,32 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
         "tries without a letter": tries.count(None),
         "guessed": sum(map(is_guessed, entries)),
         "identical": sum(len(set(texts)) < len(texts) for texts in options),
-        "blind accuracy": share_of(tries.count(True), len(tries)),
-        "mean rank by length": share_of(sum(map(rank_by_length, options)), len(entries)),
-        "longest": share_of(sum(map(share_in_longest, options)), len(entries)),
-        "letters": {letter: share_of(letters[letter], len(rows)) for letter in LETTERS},
+        "blind accuracy": tries.count(True) / len(tries) if tries else None,
+        "mean rank by length": rank / len(entries) if entries else None,
+        "longest": longest / len(entries) if entries else None,
+        "letters": {letter: letters[letter] / len(rows) if rows else None for letter in LETTERS},
     }
-
-
-def rank_by_length(options: Sequence[str]) -> float:
-    """Return the first option's rank by characters, 1 for the shortest; options of equal length share a mean rank."""
-    lengths = list(map(len, options))
-    return sum(length < lengths[0] for length in lengths) + (lengths.count(lengths[0]) + 1) / 2
-
-
-def share_in_longest(options: Sequence[str]) -> float:
-    """Return 1 if the first option is the longest, divided by the number of options that tie with it, else 0."""
-    lengths = list(map(len, options))
-    return (lengths[0] == max(lengths)) / lengths.count(lengths[0])
-
-
-def share_of(count: float, whole: int) -> float | None:
-    return count / whole if whole else None
 
 
 def sections_of(rows: Sequence[Row]) -> list[Section]:
     """Return a section per type for utils/building/reading_page.py, which draws the questions to read."""
-    question = "Does the history alone imply the right option, and only that one?"
-    unique = {row.entry["id"]: row for row in rows}.values()
-    shown = {name: [as_shown(row) for row in unique if row.entry["type"] == name] for name in TYPES}
-    return [Section(name, question, {"questions": len(its)}, its) for name, its in shown.items() if its]
-
-
-def as_shown(row: Row) -> Shown:
-    """Return a question with its options, the right one first, and its place, for the page."""
-    entry, place = row.entry, row.entry["place"]
-    options = "\n".join([f"right: {entry['answer']}", *(f"wrong: {wrong}" for wrong in entry["wrong"])])
-    where = f"asked before {place['period']} {place['event']}" if place else "asked at the end"
-    rests_on = f"rests on {entry['reference']['period']} {entry['reference']['event']}"
-    return Shown(entry["id"], row.columns["topic"], f"{entry['question']}\n\n{options}", f"{where}, {rests_on}")
+    shown: dict[str, list[Shown]] = {name: [] for name in TYPES}
+    for row in {row.entry["id"]: row for row in rows}.values():
+        entry, place, reference = row.entry, row.entry["place"], row.entry["reference"]
+        options = "\n".join([f"right: {entry['answer']}", *(f"wrong: {wrong}" for wrong in entry["wrong"])])
+        where = f"asked before {place['period']} {place['event']}" if place else "asked at the end"
+        rests_on = f"rests on {reference['period']} {reference['event']}"
+        body = f"{entry['question']}\n\n{options}"
+        shown[entry["type"]].append(Shown(entry["id"], row.columns["topic"], body, f"{where}, {rests_on}"))
+    asks = "Does the history alone imply the right option, and only that one?"
+    return [Section(name, asks, {"questions": len(kept)}, kept) for name, kept in shown.items() if kept]
 
 
 def describe(figures: Figures) -> str:
     """Return the figures as a table to print, one type per line; a dash means that there is no figure."""
     rows = [
-        [Cell(name), *(Cell("-" if found[key] is None else f"{found[key]:.4g}") for key in COLUMNS)]
-        for name, found in figures.items()
+        [Cell(name), *(Cell("-" if of_type[key] is None else f"{of_type[key]:.4g}") for key in COLUMNS)]
+        for name, of_type in figures.items()
     ]
     letters = ", ".join(f"({letter}) {share:.1%}" for letter, share in figures[ALL]["letters"].items() if share)
     return to_markdown([Table(["", *COLUMNS.values()], rows, [f"right letters: {letters or '-'}"])])

@@ -17,10 +17,9 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run
 from utils.files.writing import write_atomically
 from utils.models.devices import check_devices
-from utils.models.hub import model_file, pinned_source, skipping_absent_hub
+from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
-from utils.models.machine import describe_disk, describe_weights
-from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.models.machine import check_before_fetching, describe_disk, describe_weights
 from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run, step_of
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
@@ -126,12 +125,11 @@ def execute(
     else:
         check_settings(args)
         check_devices()
-        check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
+        check_before_fetching(args.model_addr, args.cache_dir, value_bytes)
         say(described)
         announce(f"loading {args.model_addr}")
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
-        with skipping_absent_hub(args.model_addr):
-            figures = learn(source, manifest, run)
+        figures = learn(source, manifest, run)
         say(f"{args.output_dir}: {selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
@@ -166,7 +164,7 @@ def check_settings(args: Namespace) -> None:
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 
     addr, source = args.model_addr, pinned_source(args.model_addr, args.cache_dir)
-    with TemporaryDirectory() as folder, skipping_absent_hub(addr):
+    with TemporaryDirectory() as folder:
         with loading(addr, "config.json"), torch.device("meta"):  # without weights
             model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **source))
             model.config.save_pretrained(folder)

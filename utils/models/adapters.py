@@ -1,0 +1,94 @@
+"""LoRA adapters in folders: their settings, and whether vLLM serves them on their base model."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.models.loading import read_headers
+
+MOST_RANK = 512  # of an adapter in vLLM 0.32 (MaxLoRARanks)
+# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), tensors that it reads, and initial weights that do
+# not change the base model.
+NOT_SERVED = (
+    "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
+    "alora_invocation_tokens", "use_bdlora", "use_qalora",
+)  # fmt: skip
+SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_head)\.base_layer\.weight)$")
+PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+def adapter_base(name: str) -> str | None:
+    """Return the base model that a LoRA adapter's folder names; None for anything else."""
+    config = adapter_config(name)
+    return config and config["base_model_name_or_path"]
+
+
+def adapter_config(name: str) -> dict[str, Any] | None:
+    """Return the settings in a LoRA adapter's folder; None for anything else. UserError if they are damaged."""
+    path = Path(name) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        base = config["base_model_name_or_path"]
+        if any(type(rank) is not int for rank in ranks_of(config)) or "\0" in (base or ""):
+            raise ValueError
+        if config["peft_type"] == "LORA" and isinstance(base, str) and base and min(ranks_of(config)) > 0:
+            return config
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(f"{path}: damaged; use another checkpoint") from None
+    raise UserError(f"{path}: not a LoRA adapter on a named base model")
+
+
+def ranks_of(config: dict[str, Any]) -> list[int]:
+    """Return the ranks in an adapter's settings: one for all modules, and those of single modules."""
+    return [config["r"], *(config.get("rank_pattern") or {}).values()]
+
+
+def check_served(adapter: Path) -> None:
+    """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
+    config = adapter_config(str(adapter))
+    bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
+    unserved = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
+    unserved += [f"bias {quote(bias)}"] if bias not in (None, "none") else []
+    is_plain = type(start) is not str or start.lower() in PLAIN_STARTS
+    unserved += [] if is_plain else [f"init_lora_weights {quote(start)}"]
+    unserved += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
+    unserved += [f"the weight {name}" for name in read_headers(adapter) if not SERVED.search(name)]
+    if unserved:
+        raise UserError(
+            f"{adapter}: vLLM does not serve an adapter with {unserved[0]}\n"
+            "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
+        )
+
+
+def check_modules(adapter: Path, base: str, headers: dict[str, tuple[list[int], str]]) -> None:
+    """Raise UserError unless the base model, with these `read_headers`, has the adapter's modules with their shapes.
+
+    Without headers (weights not fetched yet, or pickled) nothing is checked.
+    """
+    # By names inside the stack of layers, because prefixes differ between checkpoints of one architecture.
+    shapes = {_inner_name(name): shape for name, (shape, _) in headers.items()}
+    for name, (shape, _) in read_headers(adapter).items() if shapes else ():
+        module, _, part = name.partition(".lora_")
+        if part not in ("A.weight", "B.weight"):
+            continue
+        axis = 1 if part == "A.weight" else 0
+        of_base = shapes.get(_inner_name(f"{module}.weight"))
+        if of_base is None or of_base[axis] != shape[axis]:
+            what = "has no such module" if of_base is None else f"has {of_base[axis]} there, the adapter {shape[axis]}"
+            raise UserError(
+                f"{adapter}: adapter does not match the architecture of {base}\n"
+                f"  {module.removeprefix('base_model.model.')}: the base model {what}"
+            )
+
+
+def _inner_name(name: str) -> str:
+    """Return a weight's name inside the stack of layers.
+
+    `base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`
+    """
+    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)
