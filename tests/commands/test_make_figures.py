@@ -160,9 +160,9 @@ def test_an_unfinished_training_is_drawn(tmp_path):
 
 
 PANELS = {  # by objective, the axis of its loss and those of other figures
-    "distill": {"loss": "KL divergence a sampled token (nats)"},
-    "dpo": {"loss": "DPO's loss a pair (nats)", "rewards/margins": "margin of the best's reward"},
-    "grpo": {"loss": "GRPO's loss per token"},
+    "distill": {"loss": "KL divergence per sampled token (nats)"},
+    "dpo": {"loss": "DPO loss per pair (nats)", "rewards/margins": "reward margin, best over worst"},
+    "grpo": {"loss": "GRPO loss per token"},
 }
 
 
