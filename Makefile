@@ -18,7 +18,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo demo-build demo-lamp demo-personamem test test-all test-fast fuzz test-gpu bench lint clean
+.PHONY: help setup models demo readme demo-build demo-lamp demo-personamem test test-all test-fast fuzz test-gpu bench lint clean
 # One target at a time, even with -j, because each uses all cores.
 .NOTPARALLEL:
 
@@ -70,6 +70,9 @@ NEEDS_GPU = @[ -n "$(ON_CPU)$(GPU)" ] || { echo "error: .venv is for a GPU ($(RE
 demo: setup models ## run the whole pipeline on the sample data
 	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo.sh
+
+readme: demo ## put the demo's table and a picture of its report into README.md (needs Chromium)
+	@.venv/bin/python tests/update_readme.py
 
 demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
 	$(NEEDS_GPU)
