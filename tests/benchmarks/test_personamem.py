@@ -224,7 +224,7 @@ def test_the_prompt_has_exactly_the_history_before_the_question(dataset, server,
     for messages in ask(server, dataset, tmp_path / "none.json", "--rag", "--num_contexts", 0):
         assert messages == [asked(question_of(messages))]
     # A changed prompt changes every number measured with it.
-    digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
+    digest = "f23b2b9a3ce193c0d22dba55d2aa4364ff243a2ed5137ed4790c501affc1aa42"
     assert load_prompt("personamem/choice").digest == digest
 
 

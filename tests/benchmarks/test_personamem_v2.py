@@ -308,7 +308,7 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
 
     def judge(request):
         shown = request["messages"][-1]["content"]
-        [question] = [question for question in records if f"asks:\n{question}\n" in shown]
+        [question] = [question for question in records if f"request:\n{question}\n" in shown]
         example = records[question]["options"]["abcd".index(records[question]["target"])]
         for text in (records[question]["preference"], example, "system: card of", "Well, I do."):
             assert text in shown

@@ -16,17 +16,17 @@ FOLDER = Path(prompts.__file__).parent / "lampqa"
 # copy the new hash from the failure, and describe the new wording in prompts/README.md.
 GOLDEN = {
     "aspect_extraction": "c678dddc2606c4185b52137177ca3c35a75868bdb7a72cefe3cea35c7a6bdd85",
-    "aspect_judge": "3d38ca6753f23a2960d44f5a26559af4b7697f286af32bb0a14e9aa8dd23a118",
+    "aspect_judge": "afcf84f5b2f1249c8813d702a9395514aa34cb1c00ca8d5957c7ab1c0bf82975",
     "direct_judge": "67322955c5a53d6c3f88fe68802a4e73498893014627a87676ebea41ed60fe2a",
-    "factoid_filter": "751aa47498c35bbd28b74e54f046522d7f86f5b684b1c6faa727b88137073b21",
+    "factoid_filter": "db7ba8e0d177ad7f1cf7ed1598bac6bab762ed437aebeac7a7192a2d1fc439c7",
     "no_personalization": "9dca53a404ad678c0f07cbd6e9cfe56c48b73ac24e94420494f19966d977a8fe",
-    "pairwise_judge": "0e87d165c30a0708da609018ff8ad0df550ee3b22cad5ac11beeb60e0876f08d",
-    "planner": "522656dfbf97b30b25b099390414fe3ba8284b25a880af0bb4322a82fb647310",
-    "planpers": "d905dcce358a2ed3b51658579941440835ea1cef2c28435fbcffa3b7fdc7f457",
+    "pairwise_judge": "5741133710e5cb1c3bceb91b389ef3dc2208427ba4680915aa917499c9519b8c",
+    "planner": "8c56954dc19bef811c310787095b73654c40d7f2c70444b61b1f280dcf5263af",
+    "planpers": "889c21eb7bedb052027661488ff2d4e5d7500e78baeaac4fecfeb56a4c187236",
     "rag": "9d2ea0304ef2a616da2650cc3684137d6ef5dd5c642f502f6c45ea089a6f7014",
-    "reward": "db4abb85534b94df50def95d8d070664911969d3b9745de2e9fa641576632751",
-    "feedback": "8c4211867fc290649310e85233e166094ee2d02a7caea214c5af57dae03e95df",
-    "teacher": "940733f96c11b625e70232c88be49af8fdcdc17e341b29b4c5a32d65e928c5bc",
+    "reward": "77c95ca3ed1e91e471227a9622bf367c46688c8a082d20a7dffb21a351e78c95",
+    "feedback": "2d3ab1ad0516f2d5a9c184990fc9c0ae949f7d4a019925989b79c31064f86056",
+    "teacher": "52f1bfaeb5933dd741e95ee6fd98f52d218685c289a417b183d1d70f9226c6f2",
 }
 
 TRICKY = {

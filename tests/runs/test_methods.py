@@ -344,7 +344,7 @@ def test_a_dry_run_counts_first_calls(runs, capsys):
 def reply_to_shipped(request):
     user = request["messages"][-1]["content"]
     drawn = draw(request)
-    if "Write only the\nnumber" in user:
+    if "Write only\nthe number" in user:
         return Reply(str(int(drawn, 16) % 10 + 1))
     if "personalized_answer" in str(request["messages"]):
         return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))

@@ -19,8 +19,8 @@ The question:
 The answer:
 {candidate}
 
-How well does the answer cover what this person cares about, from 1 (not at all) to 10 (entirely)? Write only the
-number."""
+How well does the answer cover what this person cares about, from 1 (not at all) to 10 (completely)? Write only
+the number."""
 
 
 def read_mark(text):

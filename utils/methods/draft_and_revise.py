@@ -15,8 +15,8 @@ The question:
 The answer:
 {draft}
 
-Name the three most important things that this person would miss in the answer, or that do not fit them. Write only
-these, one per line."""
+Name the three most important things that this person would find missing from the answer, or that do not suit them.
+Write only these, one per line."""
 
 REVISE = """[user]
 The question:
@@ -28,7 +28,7 @@ A draft of the answer:
 What the asker would criticize:
 {critique}
 
-Write the answer again so that it meets this criticism, and keep what is good in the draft. Write the answer only."""
+Rewrite the answer so that it addresses this criticism, and keep what is good in the draft. Write only the answer."""
 
 
 async def answer(record, ask):

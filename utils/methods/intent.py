@@ -8,7 +8,7 @@ paper: the model is not trained (by DAPO, in IAP), the prompt has the best --num
 import re
 
 PROMPT = """[system]
-You answer the question of one certain person in the way that serves this person best. Before you answer, you write down what the person is after.
+You answer a particular person's question in the way that serves this person best. Before you answer, you write down what the person is after.
 [user]
 What the person wrote earlier:
 {profile}

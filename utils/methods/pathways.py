@@ -11,12 +11,12 @@ import re
 OPERATIONS = {
     "reason": "work out facts and steps that the answer needs",
     "personalize": "relate the question to this user's situation, as their posts show it",
-    "clarify": "name what the question leaves open, and settle it by what this user most likely means",
+    "clarify": "name what the question leaves open, and decide what this user most likely means",
     "revise": "correct or improve the thoughts so far",
-    "answer": "the thoughts suffice; write nothing else",
+    "answer": "the thoughts are sufficient; write nothing else",
 }
 STEP = """[system]
-You think about a user's question before it is answered. This is path {path} of {paths}: think in another direction than the obvious one, unless it is path 1.
+You think about a user's question before it is answered. This is path {path} of {paths}: unless it is path 1, think in a direction other than the obvious one.
 [user]
 The user's past posts:
 {profile}
@@ -30,7 +30,7 @@ Thoughts so far:
 Choose the next operation:
 {operations}
 
-Write its name in the first line, and its result below."""  # noqa: E501
+Write its name on the first line and its result below."""  # noqa: E501
 
 ANSWER = """[user]
 The user's past posts:
@@ -42,14 +42,14 @@ The user's current question:
 Thoughts on it:
 {thoughts}
 
-Answer the question for this user by these thoughts. Write the answer only."""
+Answer the question for this user, drawing on these thoughts. Write only the answer."""
 
 PREFERENCES = """[user]
 The user's past posts:
 {profile}
 
 What does this user prefer in answers to their questions? List at most five preferences, the most important first, one
-per line. Write the list only."""
+per line. Write only the list."""
 
 MIX = """[user]
 The user's current question:
@@ -61,7 +61,7 @@ This user's preferences, the most important first:
 Answers from several lines of thought:
 {answers}
 
-Write one answer that takes from each what serves these preferences best. Write the answer only."""
+Combine the parts of them that best serve these preferences into one answer. Write only the answer."""
 
 
 def read_step(text):

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 FIRST = """[system]
-You find out what has to be known about a person before something is done for them. You can search what they wrote earlier. Somebody else then does what they ask for; do not do it yourself.
+You find out what to know about a person before their request is answered. You can search what they wrote earlier. Someone else then answers the request; do not answer it yourself.
 [user]
 The person asks:
 {question}

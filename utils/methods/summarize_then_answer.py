@@ -1,10 +1,10 @@
 """Two calls: summarize what the asker's posts say about them, then answer with that summary instead of the posts."""
 
 SUMMARIZE = """[system]
-You read what one person has written and describe that person for somebody who will answer their next question.
+You read what a person has written and describe that person for someone who will answer their next question.
 [user]
 Describe in at most five sentences what matters to this person: their interests, their situation, and what they expect
-of an answer. Write the description only.
+from an answer. Write only the description.
 
 Their posts:
 {profile}"""

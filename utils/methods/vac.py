@@ -20,7 +20,7 @@ The answer so far:
 Feedback on it:
 {feedback}
 
-Write the revised answer. Write the answer only, and do not mention the feedback."""
+Write only the revised answer, and do not mention the feedback."""
 
 
 def whole_text(text):
