@@ -90,18 +90,18 @@ run "$python" utils/make_table.py \
     --system "RAG (random profile)" $out/rag_random_scores.json \
     --system "RAG (asker's profile)" $out/rag_scores.json \
     --system "PlanPers" $out/planpers_scores.json \
-    --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
+    --system "PlanPers, gold plans" $out/planpers_gold_scores.json \
     --output_addr $out/table.md --overwrite
 run "$python" utils/make_figures.py --figure 3 \
     --system "PlanPers" $out/planpers_scores.json \
-    --system "PlanPers (gold plans)" $out/planpers_gold_scores.json \
+    --system "PlanPers, gold plans" $out/planpers_gold_scores.json \
     --output_addr $out/figure3 --overwrite
 run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_random_ranked.json \
     --system "No personalization" $out/no_personalization.json $out/no_personalization_scores.json \
     --system "RAG (random profile)" $out/rag_random.json $out/rag_random_scores.json \
     --system "RAG (asker's profile)" $out/rag.json $out/rag_scores.json \
     --system "PlanPers" $out/planpers.json $out/planpers_scores.json $out/planpers.json.plans.json \
-    --system "PlanPers (gold plans)" $out/planpers_gold.json $out/planpers_gold_scores.json \
+    --system "PlanPers, gold plans" $out/planpers_gold.json $out/planpers_gold_scores.json \
     --output_addr $out/report.html --overwrite
 
 printf '\n'

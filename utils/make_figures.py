@@ -2,7 +2,7 @@
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
-      --system "PlanPers (gold plans)" gold_scores.json --output_addr figure3
+      --system "PlanPers, gold plans" gold_scores.json --output_addr figure3
   python utils/make_figures.py --figure 4 --agreement_addr evaluators.json --output_addr figure4
   python utils/make_figures.py --figure 5 --inputs_addr data/*.json --output_addr figure5
   python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\

@@ -118,11 +118,11 @@ def labels_of(axis):
 def test_gold_plans(drawn, score_file):
     trained = score_file("trained.json", *scored("rpg", 0.25, 0.5), *scored("diy", 0.5), *scored("law", 0.75))
     gold = score_file("gold.json", *scored("rpg", 0.75, 0.75), *scored("diy", 1.0), *scored("law", 0.75))
-    figure = drawn("--figure", "3", "--system", "PlanPers", trained, "--system", "PlanPers (gold plans)", gold)
+    figure = drawn("--figure", "3", "--system", "PlanPers", trained, "--system", "PlanPers, gold plans", gold)
     # Averages (0.375 + 0.5 + 0.75) / 3 = 1.625 / 3 and (0.75 + 1 + 0.75) / 3 = 2.5 / 3, which is 154% of it.
     assert bars_of(figure) == {
         "PlanPers": ([0.375, 0.5, 0.75, pytest.approx(1.625 / 3)], [".375", ".500", ".750", ".542"]),
-        "PlanPers (gold plans)": ([0.75, 1.0, 0.75, pytest.approx(2.5 / 3)], [".750", "1.000", ".750", ".833"]),
+        "PlanPers, gold plans": ([0.75, 1.0, 0.75, pytest.approx(2.5 / 3)], [".750", "1.000", ".750", ".833"]),
     }
     sees = {"prompt": {}, "saw": {"when": "test", "fields": ["rubric_aspects"]}}
     gold = score_file("gold.json", *scored("rpg", 0.75, 0.75), answers=sees)
@@ -130,7 +130,7 @@ def test_gold_plans(drawn, score_file):
     assert list(bars_of(bound)) == ["PlanPers", "Gold (upper bound, sees\nrubric_aspects)"]
     labels = [label.replace("\n", " ") for label in labels_of(figure.axes[0].xaxis)]
     assert labels == [f"200% {ARTS}", f"200% {LIFESTYLE}", f"100% {SOCIETY}", f"154% {MACRO}"]
-    assert figure._supxlabel.get_text() == "%: PlanPers (gold plans), relative to PlanPers"
+    assert figure._supxlabel.get_text() == "%: PlanPers, gold plans, relative to PlanPers"
     assert figure.axes[0].get_ylabel() == "score (0 to 1)"
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
 
