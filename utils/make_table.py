@@ -13,8 +13,8 @@ has no file for a column. PersonaMem's last column is the accuracy over all ques
 replaces its question types by other columns.
 
 A question without an answer has the worst score; one without a verdict of the judge is left out, unless
---unscored_as_zero is given. The best score of a column is bold, as are all scores with the same four decimals; for
-errors (MAE, RMSE) the lowest is best.
+--unscored_as_zero is given. The best score of a column is bold, as are all scores with the same four decimals, unless
+all rows have the same score; for errors (MAE, RMSE) the lowest is best.
 
 With --baseline, a dagger marks systems that are better than every named baseline: by a two-sided paired t-test,
 p < 0.05, in the same column, over the questions that both have a score on; if a score is not a mean (macro F1, RMSE),

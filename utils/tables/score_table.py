@@ -137,11 +137,13 @@ def label_of(boards: list[Board], name: str) -> str:
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Return the names of the rows with the best rounded mean, if at least two rows are comparable."""
+    """Return the names of the rows with the best rounded mean; none if all comparable rows have the same one."""
     means = {row.name: row.means[column] for row in rows if not row.excluded}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
-    return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
+    return (
+        {name for name, mean in shown.items() if mean == best(shown.values())} if len({*shown.values()}) > 1 else set()
+    )
 
 
 def columns_in(boards: list[Board]) -> dict[str, Board]:
