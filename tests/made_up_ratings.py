@@ -1,6 +1,6 @@
 """Results of two raters for a study of utils/human_evaluation.py, drawn by hash and therefore always the same.
 
-`python tests/made_up_ratings.py STUDY_key.json` writes STUDY_Ann.json and STUDY_Bo.json beside the key.
+`python tests/made_up_ratings.py STUDY_key.json` writes ratings_STUDY_Ann.json and ratings_STUDY_Bo.json beside the key.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ def main() -> None:
     for rater, ids in key["raters"].items():
         answers = [rate(key, rater, question_id) for question_id in ids]
         result = {"study": key["study"], "ask": key["ask"], "rater": rater, "answers": answers}
-        key_addr.with_name(key_addr.name.replace("_key", f"_{rater}")).write_text(json.dumps(result), encoding="utf-8")
+        name = f"ratings_{key_addr.name.replace('_key', f'_{rater}')}"
+        key_addr.with_name(name).write_text(json.dumps(result), encoding="utf-8")
 
 
 def rate(key: dict[str, Any], rater: str, question_id: str) -> dict[str, Any]:
