@@ -235,6 +235,17 @@ def test_changed_answers_are_judged_again_and_nothing_else_is(judging):
         assert read_manifest(judging.folder / "scores.json")["judged"] == [str(path)]
 
 
+def test_scores_whose_manifest_names_no_responses_are_not_replaced(judging):
+    judging.data(1)
+    path, beside = judging.responses("answers", q1="text"), judging.folder / "scores.json.manifest.json"
+    judging.run(None, [path])
+    made = json.loads(beside.read_text())
+    del made["settings"]["responses"], made["judged"]
+    beside.write_text(json.dumps(made))
+    with pytest.raises(UserError, match=r"scores.json: was made from other responses, not from"):
+        judging.run(None, [path])
+
+
 # Bad input
 
 

@@ -230,8 +230,8 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
     The same response file with other contents is judged again.
     """
-    if made["settings"]["responses"] != hashes:
-        refuse_other_source(made["judged"], addrs)
+    if made["settings"].get("responses") != hashes:
+        refuse_other_source(made.get("judged") or ["other responses"], addrs)
 
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:

@@ -264,6 +264,7 @@ def with_own_groups(
     word, _, subword = task.group_words
     entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
     there = dict.fromkeys(map(_subgroup, entries))
+    is_one_group = not any(entry["group"] or _subgroup(entry) for entry in entries)
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
     if unknown := [name for name in joined if name not in there]:
@@ -274,7 +275,7 @@ def with_own_groups(
 
     def group_of(entry: Entry) -> str:
         name = _subgroup(entry)
-        return joined.get(name) or entry["group"] or name or (ALL if len(there) == 1 else f"(no {word})")
+        return joined.get(name) or entry["group"] or name or (ALL if is_one_group else f"(no {word})")
 
     filled = dict.fromkeys(map(group_of, entries))
     if task.overall or (not joined and filled.keys() <= set(task.groups)):
