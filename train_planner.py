@@ -12,7 +12,7 @@ Ctrl-C, training saves a checkpoint after the current step and stops. Run the sa
 """
 
 import argparse
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from utils.generation.fitting import Window
 from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base
-from utils.parsing.plans import gold_text, one_line, target_settings
-from utils.planner.examples import Example, describe_examples
+from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
 from utils.records.datasets import read_dataset
-from utils.training.checkpoints import Run, Selection
+from utils.training.checkpoints import Selection
+from utils.training.examples import Example, Texts, Training, describe_examples
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
@@ -95,19 +95,17 @@ def build_parser() -> cli.FlagParser:
         "without --validation_addr, because nothing is evaluated",
         "give --validation_addr",
     )
-    parser.decides_nothing("--planner_target", "the settings have the lead-in")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "when to save and evaluate")
+    parser.decides_nothing("--planner_target", "the lead-in is a setting")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "they only say when to save and evaluate")
     # fmt: on
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     set_up_allocator()
     args = with_defaults(args)
-
     records = read_dataset(args.inputs_addr, needs=NEEDS)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
@@ -127,13 +125,18 @@ def main(argv: list[str] | None = None) -> int:
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 
-    def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
-        from utils.planner.trainer import train
+    def load_trainer() -> type:
+        from utils.training.trainer import PlannerTrainer
 
-        return train(args, source, chat, examples, validation, manifest, run, BEST, lead_in)
+        return PlannerTrainer
 
-    lengths = [example.length for example in examples]
-    return execute(args, settings, describe_training(args, examples, validation), BEST, learn, lengths)
+    lines = []
+    for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
+        num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
+        lines += [describe_examples(path, listed, f"questions with {num_aspects} aspects")] if listed else []
+    description = "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
+    score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
+    return execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
 
 
 def with_defaults(args: cli.Arguments) -> cli.Arguments:
@@ -176,8 +179,7 @@ def build_examples(
         target = chat.render_reply(gold_text(titles, lead_in))
         items, window = task.best_items(record, args.num_contexts), Window(chat, args.max_seq_length, len(target))
         if fitted := window.fit(prompt, items, task.join, **task.values(record)):
-            num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
-            examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
+            examples.append(Example(record, fitted, target))
         else:
             too_long.append(record["id"])
     if too_long:
@@ -190,12 +192,19 @@ def build_examples(
     return examples
 
 
-def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """Describe the data and batches of the run."""
-    lines = [describe_examples(args.inputs_addr, examples)]
-    if validation:
-        lines.append(describe_examples(args.validation_addr, validation))
-    return "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
+def score_plans(task: Task, lead_in: str | None, records: dict[str, Record], texts: Texts) -> dict[str, float]:
+    """Return the mean recall of the questions' aspects by plans, and counts."""
+    parse = plan_parser(lead_in)
+    plans = {question_id: parse(*text).value for question_id, text in texts.items()}
+    recalls = [
+        aspect_recall(list(map(one_line, task.gold_plan(records[question_id]))), plan or [])
+        for question_id, plan in plans.items()
+    ]
+    return {
+        "eval_aspect_recall": sum(recalls) / len(recalls),
+        "eval_plans": len(recalls),
+        "eval_plans_without_an_aspect": sum(plan is None for plan in plans.values()),
+    }
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ NOT_REPEATED = ("eval_seconds", "train_runtime")  # depend on the machine
 
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory):
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"), "train_planner", "utils.planner.trainer")
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"), "train_planner", "utils.training.trainer")
     yield zygote
     zygote.close()
 
@@ -102,8 +102,8 @@ def without_folder(path):
 def test_full_disk_keeps_finished_work(size, flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"
-    _, found, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
-    assert found and error.startswith(f"{output}/") and 1 <= error.count("\n") <= 3
+    _, is_error, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
+    assert is_error and error.startswith(f"{output}/") and 1 <= error.count("\n") <= 3
     assert "finished work is kept, run the same command again to resume\n" in error
     assert whole_checkpoints(output).items() <= whole["adapters"].items()
     finish(zygote, flags, output)
@@ -192,7 +192,7 @@ def test_resumed_run_uses_the_new_save_steps(flags, uninterrupted, zygote, tmp_p
 
 SPOILED = """
 import torch
-from utils.planner.trainer import PlannerTrainer
+from utils.training.trainer import PlannerTrainer
 follow = PlannerTrainer.follow
 
 def spoil(self, *arguments):
@@ -208,9 +208,9 @@ def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted
     whole = uninterrupted
     output = tmp_path / "planner"
     for _ in range(2):  # the same command fails again
-        _, found, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
-        what = "step 4: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2 is kept\n"
-        assert found and error.startswith(what)
+        _, is_error, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
+        what = "step 4: the gradient norm is nan, so this step cannot train anything; checkpoint-2 is kept\n"
+        assert is_error and error.startswith(what)
         assert whole_checkpoints(output) == {2: whole["adapters"][2]}
     finish(zygote, flags, output)
     assert contents(output) == whole
@@ -219,10 +219,10 @@ def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted
 # A clock that advances 500 s per step.
 SLOW = """
 from types import SimpleNamespace
-from utils.planner.trainer import PlannerTrainer
-from utils.training import resumable
+from utils.training.trainer import PlannerTrainer
+from utils.training import recorder
 clock = [0]
-resumable.time = SimpleNamespace(monotonic=lambda: clock[0])
+recorder.time = SimpleNamespace(monotonic=lambda: clock[0])
 training_step = PlannerTrainer.training_step
 
 def take_time(self, *arguments, **named):
@@ -258,7 +258,7 @@ def main():
         stopper.step, stopper.saved = 3, 2
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        print(stopper.asked, flush=True)
+        print(stopper.has_signal, flush=True)
         return 0
 cli.run_script(main)
 """

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from utils.generator.examples import Example
-from utils.generator.trainer import CausalTrainer, Setup
-from utils.training.base_model import write_reply
+from utils.models.base_model import write_reply
+from utils.training.examples import Example
+from utils.training.trainer import CausalTrainer
 
 
 def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
@@ -27,8 +27,8 @@ class DistillationTrainer(CausalTrainer):
     The loss is the mean over a reply's tokens, averaged over the step's questions.
     """
 
-    def __init__(self, its: Setup):
-        super().__init__(its)
+    def __init__(self, *setup: Any):
+        super().__init__(*setup)
         self.model_accepts_loss_kwargs = False  # the number of sampled tokens is not known before the loss
 
     @staticmethod
@@ -54,7 +54,8 @@ class DistillationTrainer(CausalTrainer):
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices), self.accelerator.autocast():
             torch.manual_seed(int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big") >> 1)
-            return write_reply(plain, self._chat, example.prompt, self._written, is_sampled=True)[0]
+            most_tokens = self._training.args.max_target_length
+            return write_reply(plain, self._chat, example.prompt, most_tokens, is_sampled=True)[0]
 
 
 def reply_logits(model: Any, prompt: Sequence[int], reply: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,10 @@ import torch
 from accelerate.utils import gather_object
 
 from utils.cli.progress import Progress
-from utils.generator.examples import Example
-from utils.generator.trainer import CausalTrainer, Setup
-from utils.training.base_model import target_log_probs
+from utils.models.base_model import target_log_probs
 from utils.training.checkpoints import Run
+from utils.training.examples import Example, Training
+from utils.training.trainer import CausalTrainer
 
 CLIP = 0.2  # of the ratio, on both sides
 
@@ -37,24 +37,22 @@ def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tens
 class ScoreTrainer(CausalTrainer):
     """Learns from calls with advantages; the log-probabilities before the first step are computed once per start."""
 
-    def __init__(self, setup: Setup):
-        super().__init__(setup)
-        self._kl, self._examples = setup.flags.kl, setup.examples
-        self._number_of = {id(example): number for number, example in enumerate(setup.examples)}
-        tokens = sum(len(example.target) for example in setup.examples)
-        self._tokens_per_step = tokens * setup.flags.epochs / setup.flags.max_steps
-        for module in setup.model.modules():
+    def __init__(self, training: Training, model: Any, *others: Any):
+        super().__init__(training, model, *others)
+        tokens = sum(len(example.target) for example in training.examples)
+        self._tokens_per_step = tokens * training.args.epochs / training.args.max_steps
+        for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
 
-    def learn(self, run: Run, told: str) -> dict[str, Any]:
+    def learn(self, run: Run, description: str) -> dict[str, Any]:
         # The weights are still those before the first step: a checkpoint is read later.
-        self._before = self._log_probs()
-        return super().learn(run, told)
+        self.train_dataset = list(zip(self._training.examples, self.log_probs(), strict=True))
+        return super().learn(run, description)
 
-    def _log_probs(self) -> dict[int, list[float]]:
-        """Return the log-probabilities of each example's target, by its number, computed by all processes together."""
-        numbered = list(enumerate(self._examples))
+    def log_probs(self) -> list[list[float]]:
+        """Return the log-probabilities of each example's target, computed by all processes together."""
+        numbered = list(enumerate(self._training.examples))
         mine = numbered[self.accelerator.process_index :: self.accelerator.num_processes]
         computed: dict[int, list[float]] = {}
         self.model.eval()
@@ -66,21 +64,25 @@ class ScoreTrainer(CausalTrainer):
                 computed[number] = target_log_probs(self.model, **inputs).tolist()
                 progress.update()
         self.model.train()
-        return {number: values for part in gather_object([computed]) for number, values in part.items()}
+        gathered = {number: values for part in gather_object([computed]) for number, values in part.items()}
+        return [gathered[number] for number, _ in numbered]
 
-    def collate(self, examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-        """Return a batch as CausalTrainer's, with each target token's `before` and `advantages`, both (N,)."""
-        numbers = [self._number_of[id(example)] for example in examples]
-        before = [value for number in numbers for value in self._before[number]]
-        advantages = [example.advantage for example in examples for _ in example.target]
-        return CausalTrainer.collate(examples, pad) | {
-            "before": torch.tensor(before), "advantages": torch.tensor(advantages),
-        }  # fmt: skip
+    @staticmethod
+    def collate(pairs: Sequence[tuple[Example, list[float]]], pad: int) -> dict[str, torch.Tensor]:
+        """Return a batch of examples with their log-probabilities before the first step.
+
+        It is CausalTrainer's, with each target token's `before` and `advantages`, both (N,).
+        """
+        advantages = [example.advantage for example, _ in pairs for _ in example.target]
+        return CausalTrainer.collate([example for example, _ in pairs], pad) | {
+            "before": torch.tensor([value for _, values in pairs for value in values]),
+            "advantages": torch.tensor(advantages),
+        }
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         before, advantages = inputs.pop("before"), inputs.pop("advantages")
-        loss = clipped_loss(target_log_probs(model, **inputs), before, advantages, self._kl).sum()
+        loss = clipped_loss(target_log_probs(model, **inputs), before, advantages, self._training.args.kl).sum()
         # The gradients are averaged over processes.
         return loss / self._tokens_per_step * self.accelerator.num_processes

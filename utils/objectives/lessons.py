@@ -20,10 +20,10 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
-from utils.generator.examples import Lesson
 from utils.objectives.rounds import ADVANTAGES, scored_addr
 from utils.records.leaks import find_leaks
 from utils.records.responses import are_answered, read_responses, refuse_other_questions
+from utils.training.examples import Lesson
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="grpo: learn from calls that were cut off too, with reward 0 for their sample (off: leave these calls "
         "out)")
     # fmt: on
-    parser.decides_nothing("--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes do")
+    parser.decides_nothing(
+        "--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes are settings"
+    )
     for flags, objectives in (
         ("--worst_addr --beta", ("dpo",)),
         ("--trace_addr --response_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
@@ -126,10 +128,10 @@ def needed_fields(args: Namespace) -> list[str]:
     return ["gold_plan"] if args.objective == "distill" else []
 
 
-def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], str]:
-    """Return a lesson for each question that has one, and a line that says what was left out."""
+def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
+    """Return a lesson for each question that has one, and lines that say what was left out."""
     if uses_references(args):
-        return [Lesson(record, task.values(record), record["target"]) for record in records], ""
+        return [Lesson(record, task.values(record), record["target"]) for record in records], []
     chosen = _read(args.target_addr, task, records)
     if args.objective == "distill":
         return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
@@ -146,15 +148,11 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
-    return lessons, _left_out(records, lessons)
-
-
-def _left_out(records: list[Record], lessons: list[Lesson]) -> str:
     count = len(records) - len(lessons)
-    return f"{count} questions with nothing to learn are left out" if count else ""
+    return lessons, [f"{count} questions with nothing to learn are left out"] if count else []
 
 
-def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], str]:
+def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
     """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
 
     There, the student could copy what only the teacher should know (GRASP's filter).
@@ -166,7 +164,7 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
         elif notes := task.private_notes(record):
             lessons.append(Lesson(record, task.values(record), notes=notes))
     left_out = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
-    return lessons, left_out + (f": {first_five(leaked)}" if leaked else "")
+    return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
 
 
 def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, Any], where: str) -> dict[str, str]:
@@ -238,14 +236,16 @@ def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
     return load_prompt(task.prompts["teacher"], args.prompts_dir)
 
 
-def load_trainer(args: Namespace) -> type | None:
-    """Import the objective's trainer, with torch and perhaps TRL; None for the generator's own."""
+def load_trainer(args: Namespace) -> type:
+    """Import the objective's trainer, with torch and perhaps TRL."""
     if args.objective == "dpo":
         from utils.objectives.pairs import PairTrainer as Trainer
     elif args.objective == "distill":
         from utils.objectives.distillation import DistillationTrainer as Trainer
     elif args.objective == "grpo":
         from utils.objectives.grpo import ScoreTrainer as Trainer
+    elif args.lora_rank is None:
+        from utils.objectives.encoder_decoder import EncoderDecoderTrainer as Trainer
     else:
-        return None
+        from utils.training.trainer import CausalTrainer as Trainer
     return Trainer

@@ -20,11 +20,11 @@ from utils.cli.errors import first_five, quote
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
-from utils.generator.examples import Example
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import metric_behind
 from utils.runs.trace import TRACE, Line, read_trace
 from utils.tables.sample_scores import are_rewards, in_order, read_rewards, read_sample_scores, split
+from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
 ADVANTAGES = ("grpo", "pr2")
@@ -72,8 +72,8 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     responses_addr = scored_addr(args)
     responses = read_responses(responses_addr)
     refuse_other_questions(responses_addr, responses, records)
-    known = {record["id"]: record for record in records}
-    if foreign := sorted(responses.keys() - known.keys()):
+    record_of = {record["id"]: record for record in records}
+    if foreign := sorted(responses.keys() - record_of.keys()):
         raise UserError(f"{responses_addr}: questions that are not in {args.inputs_addr}: {first_five(foreign)}")
     calls = read_calls(args)
     scores = sample_scores(args, responses_addr, responses, calls)
@@ -96,7 +96,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
             if line.get("truncated") and not args.keep_cut:
                 counts["calls that were cut off"] += 1
                 continue
-            example = example_of(line, known[sample[0]], window, advantage)
+            example = example_of(line, record_of[sample[0]], window, advantage)
             counts["calls that exceed --max_target_length or, with their prompt, the window"] += example is None
             examples += [example] if example else []
     left_out = [f"{count} {what} are left out" for what, count in counts.items() if count]
@@ -175,18 +175,15 @@ def example_of(line: Line, record: Record, window: Window, advantage: float) -> 
     target = target[:-1] if line.get("stop") or line.get("truncated") else target
     if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
         return None
-    return Example(record, Fitted(prompt, 0, 0), array("i", target), False, advantage=advantage)
+    return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage)
 
 
-def describe_round(path: str, examples: Sequence[Example], left_out: Sequence[str]) -> str:
+def describe_round(path: str, examples: Sequence[Example]) -> str:
     """Return a description of what is learnt."""
-    longest = max((example.length for example in examples), default=0)
-    questions = len({example.record["id"] for example in examples})
-    tokens = sum(len(example.target) for example in examples)
-    raised = sum(example.advantage > 0 for example in examples)
-    size = math.sqrt(fmean(example.advantage**2 for example in examples)) if examples else 0.0
-    lines = [
-        f"{path}: {len(examples)} calls of {questions} questions, {tokens} tokens to learn; the longest "
-        f"call {longest} tokens; {raised} calls have an advantage above 0; root mean square {size:.2f}"
-    ]
-    return "\n".join([*lines, *(f"  {note}" for note in left_out)])
+    size = math.sqrt(fmean(example.advantage**2 for example in examples))
+    return (
+        f"{path}: {len(examples)} calls of {len({example.record['id'] for example in examples})} questions, "
+        f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call "
+        f"{max(example.length for example in examples)} tokens; {sum(example.advantage > 0 for example in examples)} "
+        f"calls have an advantage above 0; root mean square {size:.2f}"
+    )

@@ -20,7 +20,7 @@ class Stopper:
     """
 
     def __init__(self) -> None:
-        self.asked = False  # a signal came
+        self.has_signal = False
         self.step = 0  # the last finished step
         self.saved = 0  # the step of the checkpoint to resume from; 0 without one
         self._first = 0.0
@@ -38,8 +38,11 @@ class Stopper:
     def _message(self) -> str:
         if self.step == 0:
             return "stopped before the end of the first step, so nothing is kept; run the same command again"
-        kept = f"checkpoint-{self.saved} is kept" if self.saved else "no checkpoint is kept"
-        return f"stopped after step {self.step}; {kept}, run the same command again"
+        return f"stopped after step {self.step}; {self.kept}, run the same command again"
+
+    @property
+    def kept(self) -> str:
+        return f"checkpoint-{self.saved} is kept" if self.saved else "no checkpoint is kept"
 
     def leave(self) -> NoReturn:
         """Leave as `run_script` expects on a signal; only the first process prints a message."""
@@ -52,26 +55,26 @@ class Stopper:
         """Let a signal end the process immediately, while no unsaved step can be lost."""
         self._at_once = True
         try:
-            if self.asked:
+            if self.has_signal:
                 self.leave()
             yield
         finally:
             self._at_once = False
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if self.asked:
+        if self.has_signal:
             if time.monotonic() - self._first > SAME_SIGNAL:
                 if cli.is_first_process():
-                    _tell(self._message())
+                    _print(self._message())
                 os._exit(cli.INTERRUPTED)
             return
-        self.asked, self._first = True, time.monotonic()
+        self.has_signal, self._first = True, time.monotonic()
         if self._at_once:
             self.leave()
         if cli.is_first_process():
-            _tell("stopping after this step, with a checkpoint; a second signal leaves now")
+            _print("stopping after this step, with a checkpoint; a second signal leaves now")
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     with suppress(OSError):
         os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print

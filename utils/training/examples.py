@@ -1,17 +1,17 @@
-"""Training examples of a generator (the prompts it answers, and the references), and which models can be trained."""
+"""What a command trains, and the examples that it learns from: prompts and texts as token ids."""
 
-from argparse import Namespace
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prompts import Prompt
 from utils.benchmarks.task import Record, Task
-from utils.cli import UserError
-from utils.generation.engines import is_encoder_decoder
+from utils.cli.flags import Arguments
 from utils.generation.fitting import Fitted, Window
-from utils.models.loading import adapter_config
+from utils.training.checkpoints import Selection
+
+Texts = dict[str, tuple[str, bool]]  # by question id, what the model wrote, and whether it was cut
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,45 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Example:
-    """One question with its right answer."""
+    """One question with the text to learn."""
 
     record: Record
     fitted: Fitted
-    target: array  # token ids of the reference, then the end-of-text token
-    is_cut: bool  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
+    target: array  # token ids of the text, then the token that ends it
+    is_cut: bool = False  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
     rejected: Sequence[int] = ()  # dpo: token ids of the worse text
     teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
     advantage: float = 0.0  # grpo: of the sample that the text is part of
 
     @property
     def prompt(self) -> Any:
-        """Return the prompt's token ids, or its passages for fusion in decoder."""
+        """The prompt's token ids, or its passages for fusion in decoder."""
         return self.fitted.prompt
 
     @property
     def length(self) -> int:
-        """Return the most tokens of a prompt and a text that the model computes at once."""
+        """The most tokens of a prompt and a text that the model computes at once."""
         return max(len(self.prompt), len(self.teacher)) + max(len(self.target), len(self.rejected))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a command trains."""
+
+    args: Arguments
+    settings: dict[str, Any]
+    description: str  # of the data and the batches
+    selection: Selection
+    chat: Any  # the model's LocalChat or PlainText
+    examples: list[Example]
+    validation: list[Example]  # if empty, nothing is evaluated
+    score: Callable[[Texts], dict[str, float]]  # returns an evaluation's figures
+    load_trainer: Callable[[], type]  # imports torch
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes per weight: two, or if all are trained, with gradient and AdamW's averages, in float32."""
+        return 2 if self.args.lora_rank else 16
 
 
 def build_examples(
@@ -92,32 +112,16 @@ def render_text(text: str, window: Window) -> tuple[array, bool]:
     return array("i", [*kept, end]), len(kept) < len(words)
 
 
-def describe_examples(path: str, examples: Sequence[Example]) -> str:
-    prompts = [len(example.prompt) for example in examples]
-    fitted = [example.fitted for example in examples]
-    num_trimmed = sum(getattr(prompt, "num_contexts_trimmed", 0) for prompt in fitted)
+def describe_examples(path: str, examples: Sequence[Example], counted: str = "questions") -> str:
+    """Describe a dataset's examples; `counted` is the word after their number."""
+    prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
+    num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
     return (
-        f"{path}: {len(examples)} questions; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
-        f"targets: {sum(len(example.target) for example in examples)} tokens\n"
-        f"  {sum(prompt.num_contexts_used for prompt in fitted)} posts, {num_trimmed} of them cut; "
+        f"{path}: {len(examples)} {counted}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
+        f"targets: {sum(len(example.target) for example in examples)} tokens; "
+        f"the longest example {max((example.length for example in examples), default=0)} tokens\n"
+        f"  {sum(prompt.num_contexts_used for prompt in fitted)} posts, {num_cut} of them cut; "
         f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
         f"{sum(getattr(prompt, 'question_cut', False) for prompt in fitted)} questions, "
         f"{sum(example.is_cut for example in examples)} targets"
     )
-
-
-def check_base(args: Namespace) -> None:
-    """Raise UserError if --model_addr is a kind of model that needs --lora_rank, or that cannot be trained with it."""
-    is_seq2seq = is_encoder_decoder(args.model_addr, args.cache_dir)
-    if args.lora_rank is None and not is_seq2seq:
-        hint = "\n  --lora_rank 16 fine-tunes a chat model"
-        raise UserError(f"--model_addr {args.model_addr}: not an encoder-decoder such as google/flan-t5-base{hint}")
-    if args.lora_rank is not None and is_seq2seq:
-        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
-    if config := adapter_config(args.model_addr):
-        if config["r"] != args.lora_rank:
-            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {config['r']}")
-        if args.objective == "distill":
-            raise UserError("--objective distill: starts from a chat model, which is the teacher too; give no adapter")
-    if args.lora_rank is not None and args.fusion == "decoder":
-        raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
