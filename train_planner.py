@@ -21,7 +21,6 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
@@ -33,7 +32,15 @@ from utils.models.loading import adapter_base
 from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
 from utils.records.datasets import read_dataset
 from utils.training.checkpoints import Selection
-from utils.training.examples import Example, Texts, Training, describe_examples
+from utils.training.examples import (
+    Example,
+    Lesson,
+    Texts,
+    Training,
+    describe_examples,
+    make_examples,
+    refuse_too_long,
+)
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
@@ -172,23 +179,16 @@ def build_examples(
     UserError if all are skipped, or if a question exceeds --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
-    examples, too_long = [], []
-    for record in records:
-        if not (titles := task.gold_plan(record)):
-            continue
-        target = chat.render_reply(gold_text(titles, lead_in))
-        items, window = task.best_items(record, args.num_contexts), Window(chat, args.max_seq_length, len(target))
-        if fitted := window.fit(prompt, items, task.join, **task.values(record)):
-            examples.append(Example(record, fitted, target))
-        else:
-            too_long.append(record["id"])
-    if too_long:
-        raise UserError(
-            f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
-            f"{path}\n  too long even without posts: {first_five(too_long)}"
-        )
-    if records and not examples:
+    lessons = [
+        Lesson(record, task.values(record), gold_text(titles, lead_in))
+        for record in records
+        if (titles := task.gold_plan(record))
+    ]
+    if records and not lessons:
         raise UserError(f"{path}: no question has aspects in its rubric; there is nothing to train on")
+    window = Window(chat, args.max_seq_length, 0)
+    examples = make_examples(task, lessons, prompt, window, args.num_contexts, cuts_targets=False)
+    refuse_too_long("--max_seq_length", args.max_seq_length, path, lessons, examples)
     return examples
 
 

@@ -38,7 +38,6 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import refuse_unranked
@@ -57,7 +56,6 @@ from utils.objectives.lessons import (
     choose_teacher,
     lessons_of,
     load_trainer,
-    needed_fields,
     objective_of,
     seen_in_training,
     uses_references,
@@ -66,7 +64,7 @@ from utils.objectives.rounds import describe_round, examples_of_round, hashes_of
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Selection
-from utils.training.examples import Example, Texts, Training, build_examples, describe_examples
+from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
@@ -164,17 +162,17 @@ def main(argv: list[str] | None = None) -> int:
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
 
-    def make_examples(records: list[Record]) -> tuple[list[Example], list[str]]:
+    def examples_of(path: str, records: list[Record]) -> tuple[list[Example], list[str]]:
         """Return the examples of a dataset, and lines that say what was left out."""
+        if args.objective == "grpo":
+            return examples_of_round(args, records, window)
         lessons, left_out = lessons_of(args, task, records, prompt)
-        made = build_examples(task, lessons, prompt, window, args.num_contexts, args.trim_items, teacher)
-        check_lengths(args, [lesson.record["id"] for lesson in lessons], made)
-        return made, left_out
+        examples = make_examples(task, lessons, prompt, window, args.num_contexts, args.trim_items, teacher)
+        refuse_too_long("--max_input_length", args.max_input_length, path, lessons, examples)
+        return examples, left_out
 
-    examples, left_out = (
-        examples_of_round(args, records, window) if args.objective == "grpo" else make_examples(records)
-    )
-    validation = make_examples(validation_records)[0] if validation_records else []
+    examples, left_out = examples_of(args.inputs_addr, records)
+    validation = examples_of(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
@@ -208,7 +206,8 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
-    records = read_dataset(path, ["profile", "asked", *needed_fields(args)])
+    needed = "target" if uses_references(args) else "gold_plan" if args.objective == "distill" else "asked"
+    records = read_dataset(path, ["profile", "asked", needed])
     if args.num_contexts and args.objective != "grpo":
         refuse_unranked(path, args.unranked)
     return records
@@ -251,16 +250,6 @@ def choose_window(args: argparse.Namespace, task: Task) -> Window:
     wanted = args.max_input_length and args.max_input_length + written
     usual = task.prompt_length or PAPER_LENGTH
     return Window(chat, choose_length(chat, wanted, written, usual, "--max_target_length"), written)
-
-
-def check_lengths(args: argparse.Namespace, ids: list[str], examples: list[Example]) -> None:
-    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
-    fitting = {example.record["id"] for example in examples}
-    if too_long := [question_id for question_id in ids if question_id not in fitting]:
-        raise UserError(
-            f"--max_input_length {args.max_input_length}: too small for {len(too_long)} of {len(ids)} questions, "
-            f"which are longer without any item: {first_five(too_long)}"
-        )
 
 
 def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:

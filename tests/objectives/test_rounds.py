@@ -26,8 +26,8 @@ from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
 from utils.models.base_model import target_loss
-from utils.objectives.grpo import ScoreTrainer
 from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
+from utils.objectives.trainers import ScoreTrainer
 from utils.training.resumable import Resumable
 from utils.training.trainer import CausalTrainer
 

@@ -251,10 +251,10 @@ def test_slow_run_loses_at_most_15_minutes(flags, every_step, zygote, tmp_path):
 STOPPER = """
 import os, signal
 from utils import cli
-from utils.training import stopping
-stopping.SAME_SIGNAL = 1000
+from utils.training import recorder
+recorder.SAME_SIGNAL = 1000
 def main():
-    with stopping.Stopper() as stopper:
+    with recorder.Stopper() as stopper:
         stopper.step, stopper.saved = 3, 2
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)

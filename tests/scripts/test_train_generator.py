@@ -30,7 +30,7 @@ from utils.generation.chat import Passages, PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.model import Policy
 from utils.training.checkpoints import Selection
-from utils.training.examples import Lesson, build_examples
+from utils.training.examples import Lesson, make_examples
 from utils.training.trainer import load_with_lora
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +140,7 @@ def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=
     task = tasks()[name]
     window = TextWindow(PlainText(str(model)), read + 32, 32, fused)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    return build_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
+    return make_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
 
 
 def test_an_input_is_plain_text_without_an_instruction(data):
@@ -503,7 +503,7 @@ def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
     window = Window(chat, 4096, 8)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    examples = build_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
+    examples = make_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
     messages = prompt.messages(profile=task.join(task.best_items(records[0], 2)), **task.values(records[0]))
     assert list(examples[0].prompt) == list(chat.render(messages))
     batch = CausalTrainer.collate(examples, 0)

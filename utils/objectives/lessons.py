@@ -121,13 +121,6 @@ def check_objective(args: Namespace) -> None:
         raise UserError("--prompt: its texts are in --target_addr; give one")
 
 
-def needed_fields(args: Namespace) -> list[str]:
-    """Return what `read_dataset` is to check besides profile and question."""
-    if uses_references(args):
-        return ["target"]
-    return ["gold_plan"] if args.objective == "distill" else []
-
-
 def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
     """Return a lesson for each question that has one, and lines that say what was left out."""
     if uses_references(args):
@@ -142,7 +135,9 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         if response is None or (args.objective == "dpo" and worse is None):
             continue
         where = f"{args.target_addr}: id {quote(record['id'])}"
-        values = values_for(task, record, prompt, response, where)
+        values = task.values(record)
+        for name in prompt.placeholders - values.keys() - {"profile"}:  # notes, or else the record's own fields
+            values[name] = _note(response, name, where, record.get(name))
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
         is_cut = any(text.get("truncated") for text in (response, worse or {}))
         is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
@@ -165,14 +160,6 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
             lessons.append(Lesson(record, task.values(record), notes=notes))
     left_out = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
     return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
-
-
-def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, Any], where: str) -> dict[str, str]:
-    """Return a prompt's values: the benchmark's, or else the response's notes, or else the record's own fields."""
-    values = task.values(record)
-    for name in prompt.placeholders - values.keys() - {"profile"}:
-        values[name] = _note(response, name, where, record.get(name))
-    return values
 
 
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
@@ -239,13 +226,12 @@ def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
 def load_trainer(args: Namespace) -> type:
     """Import the objective's trainer, with torch and perhaps TRL."""
     if args.objective == "dpo":
-        from utils.objectives.pairs import PairTrainer as Trainer
-    elif args.objective == "distill":
-        from utils.objectives.distillation import DistillationTrainer as Trainer
-    elif args.objective == "grpo":
-        from utils.objectives.grpo import ScoreTrainer as Trainer
-    elif args.lora_rank is None:
-        from utils.objectives.encoder_decoder import EncoderDecoderTrainer as Trainer
-    else:
-        from utils.training.trainer import CausalTrainer as Trainer
-    return Trainer
+        from utils.objectives.pairs import PairTrainer
+
+        return PairTrainer
+    from utils.objectives import trainers
+
+    if args.lora_rank is None:
+        return trainers.EncoderDecoderTrainer
+    kinds = {"sft": trainers.CausalTrainer, "distill": trainers.DistillationTrainer, "grpo": trainers.ScoreTrainer}
+    return kinds[args.objective]

@@ -2,12 +2,15 @@
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prompts import Prompt
 from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.errors import first_five
 from utils.cli.flags import Arguments
+from utils.generation.chat import LocalChat, PlainText
 from utils.generation.fitting import Fitted, Window
 from utils.training.checkpoints import Selection
 
@@ -57,7 +60,7 @@ class Training:
     settings: dict[str, Any]
     description: str  # of the data and the batches
     selection: Selection
-    chat: Any  # the model's LocalChat or PlainText
+    chat: LocalChat | PlainText
     examples: list[Example]
     validation: list[Example]  # if empty, nothing is evaluated
     score: Callable[[Texts], dict[str, float]]  # returns an evaluation's figures
@@ -69,47 +72,65 @@ class Training:
         return 2 if self.args.lora_rank else 16
 
 
-def build_examples(
+def make_examples(
     task: Task,
     lessons: Sequence[Lesson],
     prompt: Prompt,
     window: Window,
     num_contexts: int,
-    trim_items: bool,
+    trim_items: bool = False,
     teacher: Prompt | None = None,
+    cuts_targets: bool = True,
 ) -> list[Example]:
-    """Make an example of each lesson, with baselines.py's prompt and the texts cut to the longest output allowed.
+    """Make an example of each lesson, with the prompt of baselines.py or planpers.py.
 
     Questions whose prompt does not fit a causal model are left out. Student and teacher see the same posts.
+
+    Args:
+        cuts_targets: cut a text to the longest output that the window allows. Otherwise texts are whole, and take the
+            room that they need in the window.
     """
     examples = []
     for lesson in lessons:
         record, taught = lesson.record, array("i")
+        most_tokens = window.max_tokens if cuts_targets else window.length
+        (target, is_cut), (rejected, is_rejected_cut) = (
+            render_text(text, window.chat, most_tokens) for text in (lesson.target, lesson.rejected or "")
+        )
+        room = window if cuts_targets else replace(window, max_tokens=len(target))
         items = task.best_items(record, num_contexts or None)
         if teacher is not None:
-            for_teacher = window.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
+            for_teacher = room.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
             if for_teacher is None:
                 continue
             taught, items = for_teacher.prompt, items[: for_teacher.num_contexts_used]
         if trim_items:
-            fitted = window.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
+            fitted = room.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
-            fitted = window.fit(prompt, items, task.join, **lesson.values)
+            fitted = room.fit(prompt, items, task.join, **lesson.values)
         if fitted is not None:
-            target, is_cut = render_text(lesson.target, window)
-            rejected, is_rejected_cut = render_text(lesson.rejected or "", window)
             is_cut |= is_rejected_cut or lesson.is_cut
             examples.append(Example(record, fitted, target, is_cut, rejected, taught))
     return examples
 
 
-def render_text(text: str, window: Window) -> tuple[array, bool]:
+def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tuple[array, bool]:
     """Return a text to learn as token ids with the end of the turn, and whether it was cut; none for an empty text."""
     if not text:
         return array("i"), False
-    [*words, end] = window.chat.render_reply(text)
-    kept = words[: window.max_tokens - 1]
+    [*words, end] = chat.render_reply(text)
+    kept = words[: most_tokens - 1]
     return array("i", [*kept, end]), len(kept) < len(words)
+
+
+def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson], examples: Sequence[Example]) -> None:
+    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
+    fitting = {example.record["id"] for example in examples}
+    if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
+        raise UserError(
+            f"{flag} {length}: too small for {len(too_long)} of {len(lessons)} questions of {path}\n"
+            f"  too long even without posts: {first_five(too_long)}"
+        )
 
 
 def describe_examples(path: str, examples: Sequence[Example], counted: str = "questions") -> str:

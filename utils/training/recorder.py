@@ -1,16 +1,21 @@
-"""The trainer's callback that writes a run's files, shows its progress, and decides on interim checkpoints."""
+"""The trainer's callback that writes a run's files, shows its progress, and stops it on SIGTERM or Ctrl-C."""
 
 import json
+import os
 import shutil
+import signal
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import TrainerCallback
 
+from utils import cli
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
 from utils.files.writing import open_appending, sync_folder, write_atomically, write_line
@@ -24,14 +29,81 @@ from utils.training.checkpoints import (
     remove_superseded,
     step_of,
 )
-from utils.training.stopping import Stopper
 
 INTERIM_SECONDS = 900  # save an interim checkpoint after this time without one: the most that a kill costs
+SAME_SIGNAL = 2  # seconds in which a second signal counts as the first: torch's launcher forwards it to all processes
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
     "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
     "rewards/margins", "rewards/accuracies", "reward", "reward_std", "completions/mean_length", "train_runtime",
 )  # fmt: skip
+
+
+class Stopper:
+    """A context that records signals; the training checks for them where it can be resumed.
+
+    A second signal ends the process immediately.
+    """
+
+    def __init__(self) -> None:
+        self.has_signal = False
+        self.step = 0  # the last finished step
+        self.saved = 0  # the step of the checkpoint to resume from; 0 without one
+        self._first = 0.0
+        self._at_once = False
+
+    def __enter__(self) -> "Stopper":
+        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind not in (KeyboardInterrupt, SystemExit):  # a leaving process must not be interrupted again
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _message(self) -> str:
+        if self.step == 0:
+            return "stopped before the end of the first step, so nothing is kept; run the same command again"
+        return f"stopped after step {self.step}; {self.kept}, run the same command again"
+
+    @property
+    def kept(self) -> str:
+        return f"checkpoint-{self.saved} is kept" if self.saved else "no checkpoint is kept"
+
+    def leave(self) -> NoReturn:
+        """Leave as `run_script` expects on a signal; only the first process prints a message."""
+        if cli.is_first_process():
+            raise KeyboardInterrupt(self._message())
+        raise SystemExit(cli.INTERRUPTED)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a signal end the process immediately, while no unsaved step can be lost."""
+        self._at_once = True
+        try:
+            if self.has_signal:
+                self.leave()
+            yield
+        finally:
+            self._at_once = False
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.has_signal:
+            if time.monotonic() - self._first > SAME_SIGNAL:
+                if cli.is_first_process():
+                    _print(self._message())
+                os._exit(cli.INTERRUPTED)
+            return
+        self.has_signal, self._first = True, time.monotonic()
+        if self._at_once:
+            self.leave()
+        if cli.is_first_process():
+            _print("stopping after this step, with a checkpoint; a second signal leaves now")
+
+
+def _print(text: str) -> None:
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print
 
 
 class Recorder(TrainerCallback):
