@@ -60,7 +60,7 @@ from utils.objectives.lessons import (
     seen_in_training,
     uses_references,
 )
-from utils.objectives.rounds import describe_round, examples_of_round, hashes_of_round, note_other_model
+from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Selection
@@ -157,7 +157,8 @@ def main(argv: list[str] | None = None) -> int:
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
         note_other_model(args, identity)
-        settings |= hashes_of_round(args)
+        settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
+        settings |= {"scores": sorted(map(file_hash, args.score_addr))}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")

@@ -55,7 +55,7 @@ def trainer_of(kind, folder, tmp_path, model, examples, **flags):
     args = args.replaced(**steps | {"gradient_checkpointing": False} | flags)
     training = Training(args, {}, "", None, LocalChat(str(folder)), examples, [], None, None)
     settings = trainer_settings(training, SimpleNamespace(begins_with_evaluation=False), False)
-    return kind(training, model, settings, SimpleNamespace(stopper=None))
+    return kind(training, model, settings)
 
 
 def log_probs(model, prompt, reply):

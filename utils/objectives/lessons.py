@@ -20,9 +20,9 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
-from utils.objectives.rounds import ADVANTAGES, scored_addr
+from utils.objectives.rounds import ADVANTAGES, read_responses_to, scored_addr
 from utils.records.leaks import find_leaks
-from utils.records.responses import are_answered, read_responses, refuse_other_questions
+from utils.records.responses import are_answered
 from utils.training.examples import Lesson
 
 
@@ -174,16 +174,13 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     """Return the first response to each answered question; UserError if a question is not in the dataset."""
     if path is None:
         return None
-    responses = read_responses(path, task)
-    refuse_other_questions(path, responses, records)
-    answered = {key: outputs[0] for key, outputs in responses.items() if all(are_answered([outputs[0]["output"]]))}
+    responses = {key: outputs[0] for key, outputs in read_responses_to(records, path, task).items()}
     # A response with the score null was selected without one.
-    answered = {key: output for key, output in answered.items() if output.get("score", 0) is not None}
-    if foreign := answered.keys() - {record["id"] for record in records}:
-        raise UserError(
-            f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
-        )
-    return answered
+    return {
+        key: response
+        for key, response in responses.items()
+        if all(are_answered([response["output"]])) and response.get("score", 0) is not None
+    }
 
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:

@@ -8,14 +8,13 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from utils.training.examples import Training
-from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable
 
 
 class PairTrainer(Resumable, DPOTrainer):
     """DPO (arXiv 2305.18290) with the start model as reference: the base without the adapter, or the start adapter."""
 
-    def __init__(self, training: Training, model: Any, settings: dict[str, Any], recorder: Recorder):
+    def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         rows = [
             {
                 "prompt_ids": list(example.prompt),
@@ -27,7 +26,6 @@ class PairTrainer(Resumable, DPOTrainer):
         config = DPOConfig(**settings, beta=training.args.beta, max_length=None)
         dataset, tokenizer = Dataset.from_list(rows), training.chat.tokenizer
         super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)
-        self.follow(recorder, training.examples)
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset  # it is tokenized

@@ -35,7 +35,7 @@ SAME_SIGNAL = 2  # seconds in which a second signal counts as the first: torch's
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
     "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
-    "rewards/margins", "rewards/accuracies", "reward", "reward_std", "completions/mean_length", "train_runtime",
+    "rewards/margins", "rewards/accuracies", "train_runtime",
 )  # fmt: skip
 
 

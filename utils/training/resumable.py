@@ -59,7 +59,7 @@ class Resumable:
     length_flag = "--max_input_length"  # shortens sequences
 
     def follow(self, recorder: Recorder, examples: Sequence[Example]) -> None:
-        """Attach the recorder, once after construction."""
+        """Attach the recorder, once after construction; `examples` are those that are learnt."""
         self.add_callback(recorder)
         self.remove_callback(PrinterCallback)
         recorder.accelerator = self.accelerator
@@ -77,14 +77,22 @@ class Resumable:
         """
         if self.is_world_process_zero():
             print(description + (f"\nresuming from {run.checkpoint}" if run.checkpoint else ""), flush=True)
-        if run.checkpoint is not None:
-            check_whole(run.checkpoint)
         with self._stopper:
             self.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
         return {"steps": self.state.global_step, **self._recorder.best(self.state)}
 
     def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        folder = Path(checkpoint)
+        if not any(any(folder.glob(pattern)) for pattern in STATES):
+            what = "is from a finished training without its later checkpoints; its optimizer state was deleted"
+            raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
         with reading(checkpoint):
+            for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+                if not (folder / name).is_file():  # transformers would silently reset that part
+                    raise ValueError(f"{name} is missing")
+            state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+            if state.global_step != step_of(folder) or not all("step" in entry for entry in state.log_history):
+                raise ValueError("trainer_state.json is of something else")
             super()._load_from_checkpoint(checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -162,20 +170,6 @@ class Resumable:
         announce(f"step {self.state.global_step}: saving {checkpoint}")
         with filling(checkpoint):
             super()._save_checkpoint(model, trial)
-
-
-def check_whole(checkpoint: Path) -> None:
-    """Raise UserError if a checkpoint lacks a file for resuming; transformers would silently reset that part."""
-    if not any(any(checkpoint.glob(pattern)) for pattern in STATES):
-        what = "is from a finished training without its later checkpoints; its optimizer state was deleted"
-        raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
-    with reading(checkpoint):
-        for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
-            if not (checkpoint / name).is_file():
-                raise ValueError(f"{name} is missing")
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step != step_of(checkpoint) or not all("step" in entry for entry in state.log_history):
-            raise ValueError("trainer_state.json is of something else")
 
 
 @contextmanager

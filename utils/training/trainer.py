@@ -49,8 +49,8 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
         model = load_with_lora(args, source, bf16, manifest["attention"])
         modules = sorted({name.split(".")[-1] for name in model.active_peft_config.target_modules})
         trained = f"attention: {manifest['attention']}; LoRA on {', '.join(modules)}"
-    settings = trainer_settings(training, run, bf16)
-    trainer = training.load_trainer()(training, model, settings, Recorder(run, manifest, training.selection))
+    trainer = training.load_trainer()(training, model, trainer_settings(training, run, bf16))
+    trainer.follow(Recorder(run, manifest, training.selection), training.examples)
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     return trainer.learn(
         run,
@@ -103,7 +103,7 @@ class TextTrainer(Resumable, Trainer):
     (`write_all`).
     """
 
-    def __init__(self, training: Training, model: Any, settings: dict[str, Any], recorder: Recorder):
+    def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         self._training, self._chat = training, training.chat
         super().__init__(
             model,
@@ -113,7 +113,6 @@ class TextTrainer(Resumable, Trainer):
             processing_class=training.chat.tokenizer,
             data_collator=partial(self.collate, pad=training.chat.tokenizer.pad_token_id),
         )
-        self.follow(recorder, training.examples)
         # `compute_loss` returns a share of the step's loss, so Trainer must not divide it by the step's batches.
         self.model_accepts_loss_kwargs = True
 
