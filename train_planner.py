@@ -44,8 +44,7 @@ from utils.training.examples import (
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
-    check_launch,
-    check_report_to,
+    check_start,
     describe_batch,
     execute,
     settings_of,
@@ -159,8 +158,7 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
-    check_report_to(args.report_to)
-    check_launch(SCRIPT)
+    check_start(args.report_to, SCRIPT)
     return args
 
 

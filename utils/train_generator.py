@@ -68,8 +68,7 @@ from utils.training.examples import Example, Texts, Training, describe_examples,
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
-    check_launch,
-    check_report_to,
+    check_start,
     describe_batch,
     execute,
     num_processes,
@@ -140,8 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     set_up_allocator()
-    check_report_to(args.report_to)
-    check_launch(SCRIPT)
+    check_start(args.report_to, SCRIPT)
     check_objective(args)
     records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)

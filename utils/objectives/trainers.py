@@ -74,9 +74,7 @@ class DistillationTrainer(CausalTrainer):
     its teacher reads the student's prompt and is a second copy of the model.
     """
 
-    def __init__(self, *setup: Any):
-        super().__init__(*setup)
-        self.model_accepts_loss_kwargs = False  # the number of sampled tokens is not known before the loss
+    returns_share = False  # the number of sampled tokens is not known before the loss
 
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, Any]:

@@ -154,10 +154,3 @@ def drop_states(folder: Path) -> None:
     for path in folder.glob("checkpoint-*/*"):
         if any(map(path.match, STATES)):
             path.unlink()
-
-
-def remove_superseded(folder: Path, step: int) -> None:
-    """Delete interim and incomplete checkpoints before `step`, whose checkpoint is complete."""
-    for checkpoint in find_checkpoints(folder):
-        if step_of(checkpoint) < step and (has_mark(checkpoint, "interim") or read_folder_manifest(checkpoint) is None):
-            remove_checkpoint(checkpoint)

@@ -197,8 +197,18 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
     )
 
 
-def check_launch(script: str) -> None:
-    """Raise UserError if several GPUs are visible to one process, which would use only one."""
+def check_start(tracker: str, script: str) -> None:
+    """Check how a training was started.
+
+    UserError unless transformers knows the tracker (--report_to) and its package is installed, or if several GPUs are
+    visible to one process, which would use only one.
+    """
+    if tracker != "none":
+        from transformers.integrations import get_available_reporting_integrations
+
+        if tracker not in (available := get_available_reporting_integrations()):
+            names = ", ".join(available) or "none"
+            raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {names}")
     if cli.is_launched():
         return
     for name in cli.LAUNCHED:  # set for something else: torch would wait for processes that nobody starts
@@ -211,14 +221,3 @@ def check_launch(script: str) -> None:
             f"  use them all: accelerate launch --multi_gpu --num_processes {count} {script} ...\n"
             f"  or one of them: CUDA_VISIBLE_DEVICES=0 python {script} ..."
         )
-
-
-def check_report_to(tracker: str) -> None:
-    """Raise UserError unless transformers knows this tracker and its package is installed."""
-    if tracker == "none":
-        return
-    from transformers.integrations import get_available_reporting_integrations
-
-    if tracker not in (available := get_available_reporting_integrations()):
-        names = ", ".join(available) or "none"
-        raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {names}")

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from utils import cli
 from utils.cli.progress import Progress, announce
-from utils.files.manifest import write_folder_manifest
+from utils.files.manifest import read_folder_manifest, write_folder_manifest
 from utils.files.writing import open_appending, sync_folder, write_atomically, write_line
 from utils.training.checkpoints import (
     Run,
@@ -26,7 +26,6 @@ from utils.training.checkpoints import (
     has_mark,
     link_checkpoints,
     remove_checkpoint,
-    remove_superseded,
     step_of,
 )
 
@@ -207,7 +206,10 @@ class Recorder(TrainerCallback):
                     shutil.copymode(checkpoint / "trainer_state.json", weights)
             interim = state.global_step % state.save_steps > 0 and state.global_step < state.max_steps
             self._complete(state, interim=interim, unevaluated=control.should_evaluate)
-            remove_superseded(self._run.folder, state.global_step)
+            for earlier in find_checkpoints(self._run.folder):
+                is_whole = read_folder_manifest(earlier) is not None and not has_mark(earlier, "interim")
+                if step_of(earlier) < state.global_step and not is_whole:
+                    remove_checkpoint(earlier)
         self.stopper.saved, self._saved_at = state.global_step, time.monotonic()
         is_unfinished = state.global_step < state.max_steps or control.should_evaluate
         if self._in_any_process(self.stopper.has_signal) and is_unfinished:

@@ -103,6 +103,9 @@ class TextTrainer(Resumable, Trainer):
     (`write_all`).
     """
 
+    # Whether `compute_loss` returns a share of the step's loss, which Trainer must not divide by the step's batches.
+    returns_share = True
+
     def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         self._training, self._chat = training, training.chat
         super().__init__(
@@ -113,8 +116,7 @@ class TextTrainer(Resumable, Trainer):
             processing_class=training.chat.tokenizer,
             data_collator=partial(self.collate, pad=training.chat.tokenizer.pad_token_id),
         )
-        # `compute_loss` returns a share of the step's loss, so Trainer must not divide it by the step's batches.
-        self.model_accepts_loss_kwargs = True
+        self.model_accepts_loss_kwargs = self.returns_share
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
