@@ -178,16 +178,16 @@ SECOND_ONE = """
 import os, torch
 from utils.training.trainer import PlannerTrainer
 from utils.training import recorder
-follow = PlannerTrainer.follow
+learn = PlannerTrainer.learn
 
 def spoil(self, *arguments):
-    follow(self, *arguments)
     weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * (float("nan") if self.state.global_step == 2 else 1))
     recorder.INTERIM_SECONDS = 0
+    return learn(self, *arguments)
 
 if os.environ["RANK"] == "1":
-    PlannerTrainer.follow = spoil
+    PlannerTrainer.learn = spoil
 """
 
 
@@ -287,7 +287,7 @@ def test_earlier_run_is_deleted_when_training_begins_and_other_files_are_kept(tm
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}

@@ -193,14 +193,14 @@ def test_resumed_run_uses_the_new_save_steps(flags, uninterrupted, zygote, tmp_p
 SPOILED = """
 import torch
 from utils.training.trainer import PlannerTrainer
-follow = PlannerTrainer.follow
+learn = PlannerTrainer.learn
 
 def spoil(self, *arguments):
-    follow(self, *arguments)
     weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * float("nan") if self.state.global_step == 3 else None)
+    return learn(self, *arguments)
 
-PlannerTrainer.follow = spoil
+PlannerTrainer.learn = spoil
 """
 
 

@@ -23,6 +23,7 @@ class PairTrainer(Resumable, DPOTrainer):
             }
             for example in training.examples
         ]
+        self._training = training
         config = DPOConfig(**settings, beta=training.args.beta, max_length=None)
         dataset, tokenizer = Dataset.from_list(rows), training.chat.tokenizer
         super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)

@@ -16,7 +16,6 @@ from utils.generation.beams import batches, fuse, pad_passages, room_of, write
 from utils.generation.chat import passages_of
 from utils.generation.encoder_decoder import NUM_BEAMS
 from utils.models.base_model import NO_LOSS, target_log_probs, write_reply
-from utils.training.checkpoints import Run
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, TextTrainer, Written
 
@@ -138,10 +137,10 @@ class ScoreTrainer(CausalTrainer):
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
 
-    def learn(self, run: Run, description: str) -> dict[str, Any]:
+    def learn(self, *run: Any) -> dict[str, Any]:
         # The weights are still those before the first step: a checkpoint is read later.
         self.train_dataset = list(zip(self._training.examples, self.log_probs(), strict=True))
-        return super().learn(run, description)
+        return super().learn(*run)
 
     def log_probs(self) -> list[list[float]]:
         """Return the log-probabilities of each example's target, computed by all processes together."""

@@ -110,15 +110,12 @@ class Recorder(TrainerCallback):
 
     training_log.jsonl has one line of figures per step and evaluation; a resumed run rewrites it from its checkpoint's
     log. A checkpoint without manifest.json is incomplete.
-
-    Attributes:
-        manifest: written to every checkpoint.
-        accelerator: the trainer's.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection):
-        self.manifest, self.stopper, self.accelerator = manifest, Stopper(), None
-        self._run, self._selection = run, selection
+    def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection, accelerator: Any):
+        self.stopper = Stopper()
+        self._run, self._selection, self._accelerator = run, selection, accelerator
+        self._manifest = manifest  # written to every checkpoint
         self._log: Any = None
         self._progress: Progress | None = None
 
@@ -144,7 +141,7 @@ class Recorder(TrainerCallback):
         self._log = open_appending(log)
         for figures in state.log_history:
             self._write(figures)
-        write_folder_manifest(self._run.folder, self.manifest)
+        write_folder_manifest(self._run.folder, self._manifest)
         if state.global_step < state.max_steps:
             self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
 
@@ -169,9 +166,9 @@ class Recorder(TrainerCallback):
 
     def _in_any_process(self, is_so: bool) -> bool:
         """Return whether it is so in any process; all processes must call this, and wait for each other here."""
-        if self.accelerator.num_processes == 1:
+        if self._accelerator.num_processes == 1:
             return is_so
-        return self.accelerator.reduce(torch.tensor(int(is_so), device=self.accelerator.device), "sum").item() > 0
+        return self._accelerator.reduce(torch.tensor(int(is_so), device=self._accelerator.device), "sum").item() > 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         figures, patience = self._evaluations(state), self._selection.patience
@@ -197,7 +194,7 @@ class Recorder(TrainerCallback):
 
         All processes leave at the same point, because saving needs all of them.
         """
-        self.accelerator.wait_for_everyone()
+        self._accelerator.wait_for_everyone()
         if state.is_world_process_zero:
             checkpoint = self._checkpoint(state.global_step)
             (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's, an empty template
@@ -227,7 +224,7 @@ class Recorder(TrainerCallback):
         self._save_state(state, folder)
         sync_folder(checkpoint)  # a power cut leaves it whole, or without a manifest
         marks = {name: True for name, is_so in marks.items() if is_so}
-        write_folder_manifest(checkpoint, {**self.manifest, "step": state.global_step, **best, **marks})
+        write_folder_manifest(checkpoint, {**self._manifest, "step": state.global_step, **best, **marks})
         link_checkpoints(folder, checkpoint)
 
     def _save_state(self, state: Any, folder: Path) -> None:

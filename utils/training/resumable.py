@@ -5,7 +5,7 @@ It imports torch, transformers and accelerate.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,8 +21,7 @@ from utils.cli.progress import announce
 from utils.files.writing import filling
 from utils.models.devices import fitting
 from utils.models.loading import in_short
-from utils.training.checkpoints import STATES, Run, step_of
-from utils.training.examples import Example
+from utils.training.checkpoints import STATES, step_of
 from utils.training.recorder import Recorder
 
 
@@ -53,21 +52,14 @@ class ByLengthInSteps(SeedableRandomSampler):
 class Resumable:
     """A mixin before a Trainer: it saves before evaluating and, on a signal, after the current step.
 
-    Trainers that evaluate define the evaluation (`figures`) and its description (`counts`).
+    Trainers have their Training as `_training`. Those that evaluate define the evaluation (`figures`) and its
+    description (`counts`).
     """
 
     length_flag = "--max_input_length"  # shortens sequences
 
-    def follow(self, recorder: Recorder, examples: Sequence[Example]) -> None:
-        """Attach the recorder, once after construction; `examples` are those that are learnt."""
-        self.add_callback(recorder)
-        self.remove_callback(PrinterCallback)
-        recorder.accelerator = self.accelerator
-        self._recorder, self._stopper = recorder, recorder.stopper
-        self._lengths = [example.length for example in examples]
-
-    def learn(self, run: Run, description: str) -> dict[str, Any]:
-        """Train from the run's checkpoint, if any, up to --max_steps or until patience runs out.
+    def learn(self, recorder: Recorder, checkpoint: Path | None, description: str) -> dict[str, Any]:
+        """Train from the checkpoint, if any, up to --max_steps or until patience runs out.
 
         Args:
             description: a line on the device and the trained parameters, printed first.
@@ -75,11 +67,14 @@ class Resumable:
         Returns:
             steps, best_step, and the best step's figure; None if nothing was evaluated.
         """
+        self.add_callback(recorder)
+        self.remove_callback(PrinterCallback)
+        self._stopper = recorder.stopper
         if self.is_world_process_zero():
-            print(description + (f"\nresuming from {run.checkpoint}" if run.checkpoint else ""), flush=True)
+            print(description + (f"\nresuming from {checkpoint}" if checkpoint else ""), flush=True)
         with self._stopper:
-            self.train(resume_from_checkpoint=run.checkpoint and str(run.checkpoint))
-        return {"steps": self.state.global_step, **self._recorder.best(self.state)}
+            self.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        return {"steps": self.state.global_step, **recorder.best(self.state)}
 
     def _load_from_checkpoint(self, checkpoint: str, *args: Any, **kwargs: Any) -> None:
         folder = Path(checkpoint)
@@ -110,7 +105,8 @@ class Resumable:
             step_size = at_once * self.args.gradient_accumulation_steps
             filled = at_once if num_processes > 1 else 1  # else the last batch is smaller
             # Set here, so that a run resumed within an epoch has it too.
-            loader.set_sampler(ByLengthInSteps(self._lengths, step_size, self.args.seed, filled))
+            lengths = [example.length for example in self._training.examples]
+            loader.set_sampler(ByLengthInSteps(lengths, step_size, self.args.seed, filled))
         return loader
 
     def _run_epoch(self, **kwargs: Any) -> None:

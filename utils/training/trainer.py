@@ -47,13 +47,13 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
     else:
         manifest["attention"] = base_model.choose_attention(bf16, args.model_addr, source)
         model = load_with_lora(args, source, bf16, manifest["attention"])
-        modules = sorted({name.split(".")[-1] for name in model.active_peft_config.target_modules})
+        modules = sorted({name.split(".")[-1] for name in model.base_model.targeted_module_names})
         trained = f"attention: {manifest['attention']}; LoRA on {', '.join(modules)}"
     trainer = training.load_trainer()(training, model, trainer_settings(training, run, bf16))
-    trainer.follow(Recorder(run, manifest, training.selection), training.examples)
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     return trainer.learn(
-        run,
+        Recorder(run, manifest, training.selection, trainer.accelerator),
+        run.checkpoint,
         f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; {trained}: "
         f"{model.num_parameters(only_trainable=True):,} of {model.num_parameters():,} parameters",
     )
@@ -62,7 +62,8 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
 def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attention: str) -> Any:
     """Load a causal model with a new adapter, or with the adapter that a round starts from."""
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    model.enable_input_require_grads()  # gradient checkpointing needs it, because the embeddings are frozen
+    if args.gradient_checkpointing:  # it needs inputs with gradients, and the embeddings are frozen
+        model.enable_input_require_grads()
     if (start := vars(args).get("start_adapter")) is not None:
         return PeftModel.from_pretrained(model, start, is_trainable=True)
     set_seed(args.seed)  # adapter weights are drawn here, before Trainer sets the seed
