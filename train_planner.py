@@ -22,15 +22,12 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.fitting import Window
-from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base
 from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
-from utils.records.datasets import read_dataset
 from utils.training.checkpoints import Selection
 from utils.training.examples import (
     Example,
@@ -44,14 +41,14 @@ from utils.training.examples import (
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
-    check_start,
     describe_batch,
     execute,
+    read_datasets,
+    set_up,
     settings_of,
 )
 
 SCRIPT = "train_planner.py"
-NEEDS = ("profile", "gold_plan")
 PAPER_BATCH = 32  # sequences per step (paper, appendix E)
 BEST = Selection("eval_loss", "best_loss", "validation loss")
 
@@ -109,17 +106,12 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    set_up_allocator()
+    set_up(args, SCRIPT)
     args = with_defaults(args)
-    records = read_dataset(args.inputs_addr, needs=NEEDS)
+    records, validation_records = read_datasets(args, ("profile", "gold_plan"), is_ranked=args.num_contexts > 0)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
-    validation_records = read_dataset(args.validation_addr, NEEDS) if args.validation_addr else []
-    if args.num_contexts:
-        for path in filter(None, (args.inputs_addr, args.validation_addr)):
-            refuse_unranked(path, args.unranked)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     settings = settings_of_training(args, prompt, identify_local_model(args.model_addr, args.cache_dir))
@@ -158,7 +150,6 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
-    check_start(args.report_to, SCRIPT)
     return args
 
 

@@ -40,13 +40,11 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
-from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base, adapter_config
 from utils.objectives.lessons import (
@@ -61,17 +59,17 @@ from utils.objectives.lessons import (
     uses_references,
 )
 from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
-from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Selection
 from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
 from utils.training.launch import (
     add_data_arguments,
     add_run_arguments,
-    check_start,
     describe_batch,
     execute,
     num_processes,
+    read_datasets,
+    set_up,
     settings_of,
 )
 
@@ -137,11 +135,11 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    set_up_allocator()
-    check_start(args.report_to, SCRIPT)
+    set_up(args, SCRIPT)
     check_objective(args)
-    records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
+    needed = "target" if uses_references(args) else "gold_plan" if args.objective == "distill" else "asked"
+    is_ranked = args.num_contexts > 0 and args.objective != "grpo"
+    records, validation_records = read_datasets(args, ("profile", "asked", needed), is_ranked)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
@@ -200,16 +198,6 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
         lines.append(describe_examples(args.validation_addr, validation))
     batch = describe_batch(args, "calls" if is_round else "questions", usual.batch if usual.is_published else None)
     return "\n".join([*lines, f"{batch}; {args.save_steps} steps per epoch"])
-
-
-def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
-    if path is None:
-        return []
-    needed = "target" if uses_references(args) else "gold_plan" if args.objective == "distill" else "asked"
-    records = read_dataset(path, ["profile", "asked", needed])
-    if args.num_contexts and args.objective != "grpo":
-        refuse_unranked(path, args.unranked)
-    return records
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:

@@ -29,7 +29,7 @@ from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
 from utils.models.hub import identify_local_model
 from utils.training.checkpoints import check_run, open_run
-from utils.training.launch import describe_batch
+from utils.training.launch import describe_batch, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -229,13 +229,13 @@ def test_resumes_from_the_checkpoint_with_the_highest_step(folder):
 
 def test_each_device_needs_its_own_process(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    message = refusal(with_defaults, parse())
+    message = refusal(set_up, parse(), "train_planner.py")
     assert message.startswith("4 GPUs are visible to one process\n")
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # of something else
-    assert refusal(with_defaults, parse()) == message and "LOCAL_RANK" not in os.environ
+    assert refusal(set_up, parse(), "train_planner.py") == message and "LOCAL_RANK" not in os.environ
     launch(monkeypatch, WORLD_SIZE="4")
-    with_defaults(parse())
+    set_up(parse(), "train_planner.py")
 
 
 # Settings

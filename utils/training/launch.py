@@ -4,22 +4,25 @@ import argparse
 import json
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from utils import cli
+from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run
+from utils.files.manifest import describe_run, refuse_unranked
 from utils.files.writing import write_atomically
-from utils.models.devices import check_devices
+from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source, skipping_absent_hub
 from utils.models.loading import blaming, loading
 from utils.models.machine import describe_disk, describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.records.datasets import read_dataset
 from utils.training.checkpoints import Run, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 
@@ -67,6 +70,21 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     parser.decides_nothing("--prompts_dir", "the prompt's hash is a setting")
     parser.decides_nothing("--report_to", "it only shows figures elsewhere")
     parser.decides_nothing("--resume --overwrite", "they only say what may be replaced")
+
+
+def read_datasets(args: Namespace, needs: Sequence[str], is_ranked: bool = True) -> list[list[Record]]:
+    """Return the records to learn from and those to evaluate on, if any; UserError if they are not ranked, but should.
+
+    Args:
+        needs: what `read_dataset` is to check.
+        is_ranked: whether they should be.
+    """
+    datasets = []
+    for path in (args.inputs_addr, args.validation_addr):
+        datasets.append(read_dataset(path, needs) if path else [])
+        if path and is_ranked:
+            refuse_unranked(path, args.unranked)
+    return datasets
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
@@ -197,18 +215,22 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
     )
 
 
-def check_start(tracker: str, script: str) -> None:
-    """Check how a training was started.
+def set_up(args: Namespace, script: str) -> None:
+    """Set up the log and torch's memory, and check how the script was started.
 
     UserError unless transformers knows the tracker (--report_to) and its package is installed, or if several GPUs are
     visible to one process, which would use only one.
     """
-    if tracker != "none":
+    cli.set_up_logging(args.log_level)
+    set_up_allocator()
+    if args.report_to != "none":
         from transformers.integrations import get_available_reporting_integrations
 
-        if tracker not in (available := get_available_reporting_integrations()):
+        if args.report_to not in (available := get_available_reporting_integrations()):
             names = ", ".join(available) or "none"
-            raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {names}")
+            raise UserError(
+                f"--report_to {args.report_to}: not installed, or unknown to transformers; installed: {names}"
+            )
     if cli.is_launched():
         return
     for name in cli.LAUNCHED:  # set for something else: torch would wait for processes that nobody starts
