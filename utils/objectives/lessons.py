@@ -108,17 +108,19 @@ def check_objective(args: Namespace) -> None:
     needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("trace_addr", "score_addr")}.get(args.objective, ())
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
-    if not uses_references(args) and args.lora_rank is None:
+    if args.prompt and args.target_addr is None:
+        raise UserError("--prompt: its texts are in --target_addr; give one")
+    if uses_references(args):
+        return
+    if args.lora_rank is None:
         raise UserError(
             f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
         )
-    if not uses_references(args) and args.validation_addr:
+    if args.validation_addr:
         raise UserError(
             "--validation_addr: only a training on references is evaluated\n"
             "  leave it out, and choose among trainings by utils/select_model.py"
         )
-    if args.prompt and args.target_addr is None:
-        raise UserError("--prompt: its texts are in --target_addr; give one")
 
 
 def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
@@ -185,22 +187,20 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
-    hidden = task.hidden_fields
-    strategy = noted_settings(args.score_addr[0]).get("strategy") if args.objective == "grpo" else None
-    scorer = task.metrics.get(strategy, task.first_metric)
-    seen = {"distill": task.gold_plan_needs, "grpo": scorer.needs}.get(args.objective, ())
-    before = folder_settings(args.model_addr).get("saw_in_training") or []
-    fields_seen = {*before, *(hidden & {*seen, *prompt.placeholders})}
-    of_round = scored_addr(args) if args.objective == "grpo" else None
-    for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
+    files, own = [args.target_addr, args.worst_addr], set(prompt.placeholders)
+    if args.objective == "distill":
+        own |= set(task.gold_plan_needs)
+    if args.objective == "grpo":
+        strategy = noted_settings(args.score_addr[0]).get("strategy")
+        own |= set(task.metrics.get(strategy, task.first_metric).needs)
+        files.append(scored_addr(args))
+    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(own & task.hidden_fields)}
+    for path in filter(None, files):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them
-        fields_seen |= {
-            *saw.get("fields", ()),
-            *saw.get("models_saw", ()),
-            *(made.get("selected_by") or {}).get("saw", ()),
-        }
-    return sorted(fields_seen)
+        selected_by = made.get("selected_by") or {}
+        fields |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *selected_by.get("saw", ())}
+    return sorted(fields)
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
