@@ -137,9 +137,9 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     set_up(args, SCRIPT)
     check_objective(args)
-    needed = "target" if uses_references(args) else "gold_plan" if args.objective == "distill" else "asked"
+    learnt = ["target"] if uses_references(args) else ["gold_plan"] if args.objective == "distill" else []
     is_ranked = args.num_contexts > 0 and args.objective != "grpo"
-    records, validation_records = read_datasets(args, ("profile", "asked", needed), is_ranked)
+    records, validation_records = read_datasets(args, ["profile", "asked", *learnt], is_ranked)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
