@@ -28,6 +28,7 @@ from utils.generation.fitting import Window
 from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base
 from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
+from utils.training import launch
 from utils.training.checkpoints import Selection
 from utils.training.examples import (
     Example,
@@ -38,15 +39,6 @@ from utils.training.examples import (
     make_examples,
     refuse_too_long,
 )
-from utils.training.launch import (
-    add_data_arguments,
-    add_run_arguments,
-    describe_batch,
-    execute,
-    read_datasets,
-    set_up,
-    settings_of,
-)
 
 SCRIPT = "train_planner.py"
 PAPER_BATCH = 32  # sequences per step (paper, appendix E)
@@ -56,7 +48,7 @@ BEST = Selection("eval_loss", "best_loss", "validation loss")
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
-    add_data_arguments(parser, "base model: hub name or model folder")
+    launch.add_data_arguments(parser, "base model: hub name or model folder")
     add = parser.add_argument
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
@@ -91,7 +83,7 @@ def build_parser() -> cli.FlagParser:
         help="steps between evaluations; must divide --save_steps (default: --save_steps)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
-    add_run_arguments(parser)
+    launch.add_run_arguments(parser)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
@@ -106,9 +98,9 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    set_up(args, SCRIPT)
+    launch.set_up(args, SCRIPT)
     args = with_defaults(args)
-    records, validation_records = read_datasets(args, ("profile", "gold_plan"), is_ranked=args.num_contexts > 0)
+    records, validation_records = launch.read_datasets(args, ("profile", "gold_plan"), is_ranked=args.num_contexts > 0)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
@@ -132,9 +124,9 @@ def main(argv: list[str] | None = None) -> int:
     for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
         num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
         lines += [describe_examples(path, listed, f"questions with {num_aspects} aspects")] if listed else []
-    description = "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
+    description = "\n".join([*lines, launch.describe_batch(args, "sequences", PAPER_BATCH)])
     score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
-    return execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
+    return launch.execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
 
 
 def with_defaults(args: cli.Arguments) -> cli.Arguments:
@@ -156,7 +148,7 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
     """Return the settings of the run, with the lead-in of the targets."""
     target = target_settings(choose_lead_in(args.planner_target, prompt))
-    return settings_of(args, SCRIPT, model, digests([prompt])) | target
+    return launch.settings_of(args, SCRIPT, model, digests([prompt])) | target
 
 
 def build_examples(

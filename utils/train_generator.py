@@ -60,18 +60,9 @@ from utils.objectives.lessons import (
 )
 from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
 from utils.scoring.verdicts import no_answer
+from utils.training import launch
 from utils.training.checkpoints import Selection
 from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
-from utils.training.launch import (
-    add_data_arguments,
-    add_run_arguments,
-    describe_batch,
-    execute,
-    num_processes,
-    read_datasets,
-    set_up,
-    settings_of,
-)
 
 SCRIPT = "utils/train_generator.py"
 
@@ -79,7 +70,7 @@ SCRIPT = "utils/train_generator.py"
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
-    add_data_arguments(parser, "encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
+    launch.add_data_arguments(parser, "encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
     add = parser.add_argument
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="items of the profile to use, 0 for none (%(default)s)")
@@ -128,18 +119,18 @@ def build_parser() -> cli.FlagParser:
 
     # fmt: on
     add_objective_arguments(parser)
-    add_run_arguments(parser)
+    launch.add_run_arguments(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
-    set_up(args, SCRIPT)
+    launch.set_up(args, SCRIPT)
     check_objective(args)
     learnt = ["target"] if uses_references(args) else ["gold_plan"] if args.objective == "distill" else []
     is_ranked = args.num_contexts > 0 and args.objective != "grpo"
-    records, validation_records = read_datasets(args, ["profile", "asked", *learnt], is_ranked)
+    records, validation_records = launch.read_datasets(args, ["profile", "asked", *learnt], is_ranked)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
@@ -148,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     window = choose_window(args, task)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
     name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
-    settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
+    settings = launch.settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
@@ -186,7 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     score = partial(score_texts, task, name, [example.record for example in validation])
     description = describe_training(args, examples, validation, left_out)
     chat, load = window.chat, partial(load_trainer, args)
-    return execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
+    return launch.execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
@@ -196,8 +187,8 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
     lines = [first, *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    batch = describe_batch(args, "calls" if is_round else "questions", usual.batch if usual.is_published else None)
-    return "\n".join([*lines, f"{batch}; {args.save_steps} steps per epoch"])
+    what, paper = "calls" if is_round else "questions", usual.batch if usual.is_published else None
+    return "\n".join([*lines, f"{launch.describe_batch(args, what, paper)}; {args.save_steps} steps per epoch"])
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
@@ -258,7 +249,7 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    usual, at_once = objective_of(args), args.per_device_train_batch_size * num_processes()
+    usual, at_once = objective_of(args), args.per_device_train_batch_size * launch.num_processes()
     epoch = math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
     max_steps = epoch * args.epochs
     return args.replaced(
