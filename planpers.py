@@ -21,8 +21,7 @@ from utils.files.output import Piece, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, open_api
 from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
-from utils.planner.examples import find_lead_in
-from utils.planner.model import choose_planner
+from utils.planner.model import choose_planner, find_lead_in
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask

@@ -12,7 +12,7 @@ Ctrl-C, training saves a checkpoint after the current step and stops. Run the sa
 """
 
 import argparse
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,23 @@ from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.fitting import Window
 from utils.models.adapters import adapter_base
-from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model
-from utils.parsing.plans import gold_text, one_line, target_settings
-from utils.planner.examples import Example, describe_examples
-from utils.records.datasets import read_dataset
-from utils.training.checkpoints import Run, Selection
-from utils.training.launch import (
-    add_data_arguments,
-    add_run_arguments,
-    check_launch,
-    check_report_to,
-    describe_batch,
-    execute,
-    settings_of,
+from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
+from utils.training import launch
+from utils.training.checkpoints import Selection
+from utils.training.examples import (
+    Example,
+    Lesson,
+    Texts,
+    Training,
+    describe_examples,
+    make_examples,
+    refuse_too_long,
 )
 
 SCRIPT = "train_planner.py"
@@ -53,7 +49,7 @@ BEST = Selection("eval_loss", "best_loss", "validation loss")
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
-    add_data_arguments(parser, "base model: hub name or model folder")
+    launch.add_data_arguments(parser, "base model: hub name or model folder")
     add = parser.add_argument
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
@@ -88,31 +84,25 @@ def build_parser() -> cli.FlagParser:
         help="steps between evaluations; must divide --save_steps (default: --save_steps)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
-    add_run_arguments(parser)
-    parser.decides_nothing("--planner_target", "the settings have the lead-in")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "when to save and evaluate")
+    launch.add_run_arguments(parser)
+    parser.decides_nothing("--planner_target", "the lead-in is a setting")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "they only say when to save and evaluate")
     # fmt: on
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    set_up_allocator()
+    launch.set_up(args, SCRIPT)
     args = with_defaults(args)
 
     def needs(task: Task) -> list[str]:
         return ["profile", *task.gold_plan_needs]
 
-    records = read_dataset(args.inputs_addr, needs)
+    records, validation_records = launch.read_datasets(args, needs, is_ranked=args.num_contexts > 0)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
-    validation_records = read_dataset(args.validation_addr, needs) if args.validation_addr else []
-    if args.num_contexts:
-        for path in filter(None, (args.inputs_addr, args.validation_addr)):
-            refuse_unranked(path, args.unranked)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     settings = settings_of_training(args, prompt, identify_local_model(args.model_addr, args.cache_dir))
@@ -124,13 +114,18 @@ def main(argv: list[str] | None = None) -> int:
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 
-    def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
-        from utils.planner.trainer import train
+    def load_trainer() -> type:
+        from utils.training.trainer import PlannerTrainer
 
-        return train(args, source, chat, examples, validation, manifest, run, BEST, lead_in)
+        return PlannerTrainer
 
-    lengths = [example.length for example in examples]
-    return execute(args, settings, describe_training(args, examples, validation), BEST, learn, lengths)
+    lines = []
+    for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
+        num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
+        lines += [describe_examples(path, listed, f"questions with {num_aspects} aspects")] if listed else []
+    description = "\n".join([*lines, launch.describe_batch(args, "sequences", PAPER_BATCH)])
+    score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
+    return launch.execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
 
 
 def with_defaults(args: cli.Arguments) -> cli.Arguments:
@@ -146,15 +141,13 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
-    check_report_to(args.report_to)
-    check_launch(SCRIPT)
     return args
 
 
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
     """Return the settings of the run, with the lead-in of the targets."""
     target = target_settings(choose_lead_in(args.planner_target, prompt))
-    return settings_of(args, SCRIPT, model, digests([prompt])) | target
+    return launch.settings_of(args, SCRIPT, model, digests([prompt])) | target
 
 
 def build_examples(
@@ -166,33 +159,32 @@ def build_examples(
     UserError if all are skipped, or if a question exceeds --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
-    examples, too_long = [], []
-    for record in records:
-        if not (titles := task.gold_plan(record)):
-            continue
-        target = chat.render_reply(gold_text(titles, lead_in))
-        items, window = task.best_items(record, args.num_contexts), Window(chat, args.max_seq_length, len(target))
-        if fitted := window.fit(prompt, items, task.join, **task.values(record)):
-            num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
-            examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
-        else:
-            too_long.append(record["id"])
-    if too_long:
-        raise UserError(
-            f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
-            f"{path}\n  too long even without posts: {first_five(too_long)}"
-        )
-    if records and not examples:
+    lessons = [
+        Lesson(record, task.values(record), gold_text(titles, lead_in))
+        for record in records
+        if (titles := task.gold_plan(record))
+    ]
+    if records and not lessons:
         raise UserError(f"{path}: no question has aspects in its rubric; there is nothing to train on")
+    window = Window(chat, args.max_seq_length, 0)
+    examples = make_examples(task, lessons, prompt, window, args.num_contexts, cuts_targets=False)
+    refuse_too_long("--max_seq_length", args.max_seq_length, path, lessons, examples)
     return examples
 
 
-def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """Describe the data and batches of the run."""
-    lines = [describe_examples(args.inputs_addr, examples)]
-    if validation:
-        lines.append(describe_examples(args.validation_addr, validation))
-    return "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
+def score_plans(task: Task, lead_in: str | None, records: dict[str, Record], texts: Texts) -> dict[str, float]:
+    """Return the mean recall of the questions' aspects by plans, and counts."""
+    parse = plan_parser(lead_in)
+    plans = {question_id: parse(*text).value for question_id, text in texts.items()}
+    recalls = [
+        aspect_recall(list(map(one_line, task.gold_plan(records[question_id]))), plan or [])
+        for question_id, plan in plans.items()
+    ]
+    return {
+        "eval_aspect_recall": sum(recalls) / len(recalls),
+        "eval_plans": len(recalls),
+        "eval_plans_without_an_aspect": sum(plan is None for plan in plans.values()),
+    }
 
 
 if __name__ == "__main__":

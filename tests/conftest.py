@@ -58,8 +58,8 @@ WARM = (
     "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto", "transformers.models.bert",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
     "retrieval.rank_dataset", "retrieval.encoder", "retrieval.rankers",
-    "utils.train_generator", "utils.generator.trainer", "transformers.models.t5.modeling_t5",
-    "utils.planner.trainer", "train_planner", "baselines", "planpers", "evaluate_responses",
+    "utils.train_generator", "utils.objectives.trainers", "transformers.models.t5.modeling_t5",
+    "utils.training.trainer", "train_planner", "baselines", "planpers", "evaluate_responses",
 )  # fmt: skip
 API = ("openai.resources.chat", "anyio._backends._asyncio", "baselines", "planpers", "evaluate_responses")
 VLLM = (

@@ -16,11 +16,11 @@ FLOORS = [  # from the bottom up; a library imports from those below it, and fro
     ("utils.parsing", "utils.cli"),
     ("utils.files",),
     ("utils.models",),
-    ("utils.scoring", "prompts", "utils.training"),
+    ("utils.scoring", "prompts"),
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),
-    ("utils.records", "utils.generator"),
-    ("utils.tables", "retrieval"),
+    ("utils.records",),
+    ("utils.tables", "retrieval", "utils.training"),
     ("utils.runs", "utils.methods"),
     ("utils.building",),
     ("utils.personas",),
@@ -42,14 +42,14 @@ MODULES = modules()
 
 def imports_of(name: str) -> set[str]:
     """Return the project's modules that a module imports, also inside functions."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    named = found & MODULES.keys() - {"utils"}
-    return {one for one in named if not any(other.startswith(f"{one}.") for other in named)} - {name}
+            imported |= {alias.name for alias in node.names}
+    named = imported & MODULES.keys() - {"utils"}
+    return {module for module in named if not any(other.startswith(f"{module}.") for other in named)} - {name}
 
 
 IMPORTS = {name: imports_of(name) for name in MODULES}
@@ -97,11 +97,9 @@ def test_there_are_no_import_cycles():
     assert left == {}
 
 
-def test_encoder_decoders_are_imported_in_one_place():
-    """Only its own commands import it; utils/generation/engines.py uses importlib, if a model is one."""
-    users = {name for name, others in IMPORTS.items() if any(room_of(one) == "utils.generator" for one in others)}
-    outside = {name for name in users if room_of(name) not in ("utils.generator", "utils.objectives")}
-    assert outside == {"utils.train_generator"}
+def test_trainings_after_planpers_are_imported_in_one_place():
+    users = {name for name, others in IMPORTS.items() if any(room_of(other) == "utils.objectives" for other in others)}
+    assert {name for name in users if room_of(name) != "utils.objectives"} == {"utils.train_generator"}
 
 
 CORE = (
@@ -109,7 +107,7 @@ CORE = (
     *(name for name in MODULES if name.startswith("utils.benchmarks.")),
 )  # fmt: skip
 EXTRAS = (  # data of one's own, people, the report, batches, and encoder-decoders
-    "utils.building", "utils.personas", "utils.generator", "utils.objectives", "utils.generation.batches",
+    "utils.building", "utils.personas", "utils.objectives", "utils.generation.batches",
     "utils.tables.pages", "utils.tables.raters", "utils.tables.rating_study", "utils.tables.report_page",
 )  # fmt: skip
 
@@ -136,8 +134,8 @@ def test_lampqa_names_are_only_in_its_file_and_builder(name):
     source = MODULES[name].read_text(encoding="utf-8")
     names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.paper_files()}
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-    found = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
-    assert found == set()
+    words = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
+    assert words == set()
 
 
 STIFF = re.compile(  # phrases of translated English
@@ -158,10 +156,11 @@ def sentences_of(path: Path) -> str:
     if path.suffix != ".py":
         return source
     kinds = (tokenize.COMMENT, tokenize.STRING)
-    return "\n".join(one.string for one in tokenize.generate_tokens(io.StringIO(source).readline) if one.type in kinds)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return "\n".join(token.string for token in tokens if token.type in kinds)
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if not name.startswith(("tests/data/", "tests/test_house"))])
 def test_the_english_is_plain(name):
-    found = [line for line in sentences_of(ROOT / name).splitlines() if STIFF.search(line)]
-    assert found == [], f"{name}: say it plainly"
+    stiff = [line for line in sentences_of(ROOT / name).splitlines() if STIFF.search(line)]
+    assert stiff == [], f"{name}: say it plainly"

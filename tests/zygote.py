@@ -249,8 +249,8 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
     A repeated method and step means the next call. 0 means no signal; no signal counts as the echo of another.
     """
-    import_module("utils.training.stopping").SAME_SIGNAL = -1
-    trainer, left = import_module("utils.planner.trainer").PlannerTrainer, list(map(tuple, moments))
+    import_module("utils.training.recorder").SAME_SIGNAL = -1
+    trainer, left = import_module("utils.training.trainer").PlannerTrainer, list(map(tuple, moments))
 
     def signalled(name: str) -> Any:
         method = getattr(trainer, name)

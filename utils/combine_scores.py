@@ -10,7 +10,7 @@ those of IAP; PR2's penalty for a wrong form is --form -0.5. A response without 
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -112,15 +112,11 @@ def terms_of(args: cli.Arguments) -> dict[str, Term]:
         return max(0, len(str(text or "").split()) - args.length_over)
 
     def form(_: str, response: dict[str, Any]) -> float:
-        in_this_order = ".*?".join(map(re.escape, args.form_texts))
-        return re.search(in_this_order, response.get("raw") or "", re.DOTALL) is None
+        in_order = ".*?".join(map(re.escape, args.form_texts))
+        return re.search(in_order, response.get("raw") or "", re.DOTALL) is None
 
     made = {"contrast": contrast, "length": length, "form": form}
     return {name: term for name, term in made.items() if vars(args)[name]}
-
-
-def in_this_order(texts: Sequence[str], text: str) -> bool:
-    return re.search(".*?".join(map(re.escape, texts)), text, re.DOTALL) is not None
 
 
 if __name__ == "__main__":

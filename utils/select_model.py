@@ -37,9 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if len(args.model_addr) != len(args.score_addr):
-        given = f"{len(args.model_addr)} --model_addr, {len(args.score_addr)} --score_addr"
-        raise UserError(f"{given}: give as many of each")
+    cli.check_same_number(args, "model_addr", "score_addr")
     for folder in args.model_addr:
         if not Path(folder).is_dir():
             raise UserError(f"--model_addr {folder}: no such folder")

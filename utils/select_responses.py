@@ -69,14 +69,9 @@ def main(argv: list[str] | None = None) -> int:
             f"{args.response_addr}: has no more than one response to any question\n"
             "  sample several, such as by --num_generated_outputs 16 --temperature 1, or give a --min_score"
         )
-    if args.split_dir is not None:
-        write_samples(args, samples)
-    else:
+    if args.split_dir is None:
         write_selection(args, responses, samples)
-    return 0
-
-
-def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
+        return 0
     width = len(str(len(samples) - 1))
     files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": sample for i, sample in enumerate(samples)}
     cli.check_outputs(list(map(str, files)), [args.response_addr])
@@ -86,6 +81,7 @@ def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
         for path, sample in files.items():
             publish(path, sample, run)
             print(f"{path}: responses to {len(sample)} questions")
+    return 0
 
 
 def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:

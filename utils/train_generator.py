@@ -26,30 +26,27 @@ baselines.py. Run the same command again to resume; on SIGTERM or Ctrl-C, the cu
 
 import argparse
 import math
+import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import Prompt, digests
+from prompts import digests
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
+from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
-from utils.generator.examples import Example, build_examples, check_base, describe_examples
-from utils.models.adapters import adapter_base
-from utils.models.devices import set_up_allocator
+from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
 from utils.objectives.lessons import (
     add_objective_arguments,
@@ -58,34 +55,23 @@ from utils.objectives.lessons import (
     choose_teacher,
     lessons_of,
     load_trainer,
-    needed_fields,
     objective_of,
     seen_in_training,
     uses_references,
 )
-from utils.objectives.rounds import describe_round, examples_of_round, hashes_of_round, note_other_model
-from utils.records.datasets import read_dataset
+from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
 from utils.scoring.verdicts import no_answer
-from utils.training.checkpoints import Run, Selection
-from utils.training.launch import (
-    add_data_arguments,
-    add_run_arguments,
-    check_launch,
-    check_report_to,
-    describe_batch,
-    execute,
-    num_processes,
-    settings_of,
-)
+from utils.training import launch
+from utils.training.checkpoints import Selection
+from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
 
 SCRIPT = "utils/train_generator.py"
-TRAINED_BYTES = 16  # per trained weight: the weight, its gradient and AdamW's two averages, all float32
 
 
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
-    add_data_arguments(parser, "encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
+    launch.add_data_arguments(parser, "encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
     add = parser.add_argument
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="items of the profile to use, 0 for none (%(default)s)")
@@ -128,21 +114,24 @@ def build_parser() -> cli.FlagParser:
         help="times through the data (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without a better one (default: never)")
-
     # fmt: on
     add_objective_arguments(parser)
-    add_run_arguments(parser)
+    launch.add_run_arguments(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
-    cli.set_up_logging(args.log_level)
-    set_up_allocator()
-    check_report_to(args.report_to)
-    check_launch(SCRIPT)
+    launch.set_up(args, SCRIPT)
     check_objective(args)
-    records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
+
+    def needs(task: Task) -> list[str]:
+        seen = task.gold_plan_needs if args.objective == "distill" else ()
+        return ["profile", *task.asked_needs, *(["target"] if uses_references(args) else seen)]
+
+    is_ranked = args.num_contexts > 0 and args.objective != "grpo"
+    records, validation_records = launch.read_datasets(args, needs, is_ranked)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
@@ -150,20 +139,29 @@ def main(argv: list[str] | None = None) -> int:
     identity = identify_local_model(args.model_addr, args.cache_dir)
     window = choose_window(args, task)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
-    name = chosen_by(args, task)
-    settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
+    name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
+    settings = launch.settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
         note_other_model(args, identity)
-        settings |= hashes_of_round(args)
+        settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
+        settings |= {"scores": sorted(map(file_hash, args.score_addr))}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-    if args.objective == "grpo":
-        (examples, left_out), validation = examples_of_round(args, records, window), []
-    else:
-        examples, validation, left_out = make_examples(args, task, records, validation_records, prompt, teacher, window)
+
+    def examples_of(path: str, records: list[Record]) -> tuple[list[Example], list[str]]:
+        """Return the examples of a dataset, and lines that say what was left out."""
+        if args.objective == "grpo":
+            return examples_of_round(args, records, window)
+        lessons, left_out = lessons_of(args, task, records, prompt)
+        examples = make_examples(task, lessons, prompt, window, args.num_contexts, args.trim_items, teacher)
+        refuse_too_long("--max_input_length", args.max_input_length, path, lessons, examples)
+        return examples, left_out
+
+    examples, left_out = examples_of(args.inputs_addr, records)
+    validation = examples_of(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
@@ -173,69 +171,25 @@ def main(argv: list[str] | None = None) -> int:
     args = with_steps(args, len(examples))
     base = adapter_base(args.model_addr)
     args = args.replaced(start_adapter=args.model_addr if base else None, model_addr=base or args.model_addr)
+    lower_is_better = task.metrics[name].lower_is_better
     selection = Selection(
-        "eval_score", "best_score", f"validation {name}", not task.metrics[name].lower_is_better, args.patience, False
+        "eval_score", "best_score", f"validation {name}", not lower_is_better, args.patience, keeps_all=False
     )
-
-    def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
-        from utils.generator.trainer import train
-
-        own, score = load_trainer(args), partial(score_texts, task, name, [example.record for example in validation])
-        return train(args, source, window.chat, examples, validation, manifest, run, score, selection, own)
-
-    value_bytes = 2 if args.lora_rank else TRAINED_BYTES
-    described = describe_training(args, examples, validation, left_out)
-    lengths = [example.length * (2 if example.rejected else 1) for example in examples if example.target]
-    return execute(args, settings, described, selection, learn, lengths, value_bytes)
-
-
-def make_examples(
-    args: argparse.Namespace,
-    task: Task,
-    records: list[Record],
-    validation_records: list[Record],
-    prompt: Prompt,
-    teacher: Prompt | None,
-    window: Window,
-) -> tuple[list[Example], list[Example], list[str]]:
-    """Return the examples of both datasets, and lines that say what was left out of the first."""
-    build = partial(
-        build_examples,
-        task,
-        prompt=prompt,
-        window=window,
-        num_contexts=args.num_contexts,
-        trim_items=args.trim_items,
-        teacher=teacher,
-    )
-    lessons, note = lessons_of(args, task, records, prompt)
-    validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
-    examples, validation = build(lessons), build(validation_lessons)
-    check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
-    return examples, validation, [note] if note else []
+    score = partial(score_texts, task, name, [example.record for example in validation])
+    description = describe_training(args, examples, validation, left_out)
+    chat, load = window.chat, partial(load_trainer, args)
+    return launch.execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    if args.objective == "grpo":
-        lines = [describe_round(args.trace_addr, examples, notes)]
-    else:
-        lines = [describe_examples(args.inputs_addr, examples), *(f"  {note}" for note in notes)]
+    is_round, usual = args.objective == "grpo", objective_of(args)
+    first = describe_round(args.trace_addr, examples) if is_round else describe_examples(args.inputs_addr, examples)
+    lines = [first, *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    what = "calls" if args.objective == "grpo" else "questions"
-    usual = objective_of(args)
-    batch = describe_batch(args, what, usual.batch if usual.is_published else None)
-    return "\n".join([*lines, f"{batch}; {args.save_steps} steps an epoch"])
-
-
-def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
-    if path is None:
-        return []
-    records = read_dataset(path, lambda task: ["profile", *task.asked_needs, *needed_fields(args, task)])
-    if args.num_contexts and args.objective != "grpo":
-        refuse_unranked(path, args.unranked)
-    return records
+    what, paper = "calls" if is_round else "questions", usual.batch if usual.is_published else None
+    return "\n".join([*lines, f"{launch.describe_batch(args, what, paper)}; {args.save_steps} steps per epoch"])
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
@@ -251,27 +205,30 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
 
 
 def choose_window(args: argparse.Namespace, task: Task) -> Window:
-    """Return the window that examples are built for; UserError if the model is not of the kind to train."""
-    check_base(args)
-    written = args.max_target_length
+    """Return the window that examples are built for.
+
+    UserError if the model needs --lora_rank, or cannot be trained with it, or with this objective.
+    """
+    is_seq2seq, written = is_encoder_decoder(args.model_addr, args.cache_dir), args.max_target_length
     if args.lora_rank is None:
+        if not is_seq2seq:
+            hint = "\n  --lora_rank 16 fine-tunes a chat model"
+            raise UserError(f"--model_addr {args.model_addr}: not an encoder-decoder such as google/flan-t5-base{hint}")
         chat = PlainText(args.model_addr, args.cache_dir)
         return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
+    if is_seq2seq:
+        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
+    if config := adapter_config(args.model_addr):
+        if config["r"] != args.lora_rank:
+            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {config['r']}")
+        if args.objective == "distill":
+            raise UserError("--objective distill: starts from a chat model, which is the teacher too; give no adapter")
+    if args.fusion == "decoder":
+        raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
     chat = LocalChat(args.model_addr, args.cache_dir)
     wanted = args.max_input_length and args.max_input_length + written
     usual = task.prompt_length or PAPER_LENGTH
     return Window(chat, choose_length(chat, wanted, written, usual, "--max_target_length"), written)
-
-
-def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:
-    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
-    if too_long := [
-        record["id"] for record in records if record["id"] not in {example.record["id"] for example in examples}
-    ]:
-        raise UserError(
-            f"--max_input_length {args.max_input_length}: too small for {len(too_long)} of {len(records)} questions, "
-            f"which are longer without any item: {first_five(too_long)}"
-        )
 
 
 def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
@@ -280,35 +237,33 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
     size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
     if size is None:
         size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
-    args = args.replaced(
+    if args.objective == "distill" and size > 1:
+        raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
+    return args.replaced(
         **{flag: getattr(usual, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
         max_target_length=args.max_target_length or usual.target_tokens,
         epochs=args.epochs or usual.epochs or task.epochs,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=max(1, usual.batch // size) if accumulated is None else accumulated,
     )
-    if args.objective == "distill" and size > 1:
-        raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
-    return args
 
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
-    epoch = math.ceil(batches / args.gradient_accumulation_steps)
-    objective, max_steps = objective_of(args), epoch * args.epochs
-    warmup_steps = int(objective.warmup * max_steps)
-    steps = {"max_steps": max_steps, "save_steps": epoch, "eval_steps": epoch, "warmup_steps": warmup_steps}
-    return args.replaced(**steps, schedule=objective.schedule)
+    usual, at_once = objective_of(args), args.per_device_train_batch_size * launch.num_processes()
+    epoch = math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
+    max_steps = epoch * args.epochs
+    return args.replaced(
+        max_steps=max_steps,
+        save_steps=epoch,
+        eval_steps=epoch,
+        warmup_steps=int(usual.warmup * max_steps),
+        schedule=usual.schedule,
+    )
 
 
-def chosen_by(args: argparse.Namespace, task: Task) -> str:
-    """Return the metric that chooses the best checkpoint: the first, by LaMP's rule for an encoder-decoder."""
-    return task.metric_names(official=args.lora_rank is None)[0]
-
-
-def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
-    """Score texts as evaluate_responses.py would; `texts` holds each question's text and whether it was cut."""
+def score_texts(task: Task, name: str, records: list[Record], texts: Texts) -> dict[str, float]:
+    """Score texts as evaluate_responses.py would."""
     metric = task.metrics[name]
     entries = []
     for record in records:
@@ -316,7 +271,7 @@ def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, t
         answer = (text or None) if metric.reads == "raw" else task.output.parse(text, is_cut).value
         verdict = no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
         entries.append({"id": record["id"], **task.group_of(record), **metric.entry(record, [verdict])})
-    return metric.summarize(entries)["score"]
+    return {"eval_score": metric.summarize(entries)["score"]}
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ MODULES = (  # that all runs have at hand; without torch, beside which a run sta
 )  # fmt: skip
 MODELS = (
     *MODULES, "retrieval.encoder", "transformers.models.auto", "transformers.models.bert.modeling_bert",
-    "transformers.models.qwen2.modeling_qwen2", "transformers.models.t5.modeling_t5", "utils.training.base_model",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.t5.modeling_t5", "utils.models.base_model",
     "utils.generation.beams",
 )  # fmt: skip
 # What every run would look up of this machine takes longer than most runs.

@@ -29,7 +29,7 @@ ATTENDED = """
 import sys
 import train_planner
 from utils import cli
-from utils.training import base_model
+from utils.models import base_model
 base_model.choose_attention = lambda *_: "{attention}"
 cli.run_script(train_planner.main)
 """
@@ -84,7 +84,8 @@ def test_a_step_of_the_7b_shape_fits_where_a_dry_run_says_so(machine, data, gene
         pytest.skip("; ".join(missing))
     with machine.watching() as samples:
         printed = machine.run("-c", MEASURED, *flags, one_gpu=True)
-    tokens, peak = int(re.search(r"the longest (\d+)", printed)[1]), int(re.search(r"^peak (\d+)$", printed, re.M)[1])
+    tokens = int(re.search(r"the longest example (\d+)", printed)[1])
+    peak = int(re.search(r"^peak (\d+)$", printed, re.M)[1])
     figure(f"{tokens} tokens, losses {listed(log_of(tmp_path / 'planner', 'loss'))}")
     assert length - 16 <= tokens <= length  # the post is cut between two of its words
     if machine.num_gpus:
@@ -125,7 +126,7 @@ def test_a_study_takes_all_gpus(machine, tmp_path, figure):
     words = ("import os, sys; os.environ['PATH'] = os.path.dirname(sys.executable) + ':' + os.environ['PATH']; "
              "os.execvp('bash', ['bash', 'utils/studies/figure3.sh'])")  # fmt: skip
     printed = machine.run("-c", words, **{name: str(value) for name, value in variables.items()})
-    batch = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
+    batch = re.search(r"1 per device x (\d+) accumulation steps x (\d+) processes = 32 sequences per step", printed)
     figure(f"{batch[2]} processes of {batch[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
     assert int(batch[2]) == gpus
     assert list(tmp_path.glob("out/*/test/figure3.png"))
@@ -175,7 +176,7 @@ def test_the_default_batch_takes_what_is_computed(machine, make_model, generator
     )  # fmt: skip
     peak = int(re.search(r"^peak (\d+)$", printed, re.M)[1])
     figure(f"{peak / 2**30:.1f} GiB at the peak, foreseen {foreseen / 2**30:.1f}")
-    assert "= 64 questions a step;" in printed and len(log_of(tmp_path / "out", "loss")) == 1
+    assert "= 64 questions per step;" in printed and len(log_of(tmp_path / "out", "loss")) == 1
     assert not machine.num_gpus or peak <= 1.2 * foreseen
 
 

@@ -9,8 +9,8 @@ from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
 from utils.cli import UserError
+from utils.models.base_model import load_base, load_encoder_decoder
 from utils.models.loading import check_weights
-from utils.training.base_model import load_base, load_encoder_decoder
 
 
 def load_chat(folder):

@@ -87,16 +87,16 @@ def learn_rows(model, chat, rows_of_step, steps, folder):
     """Train all weights on rows of prompt and reply, as token ids, write the model, and return the last loss."""
     import torch
 
-    from utils.training.base_model import NO_LOSS
+    from utils.models.base_model import NO_LOSS
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     for _ in range(steps):
         rows = rows_of_step()
-        length = max(len(asked) + len(reply) for asked, reply in rows)
-        pads = [length - len(asked) - len(reply) for asked, reply in rows]
-        ids = [asked + reply + [0] * pad for (asked, reply), pad in zip(rows, pads, strict=True)]
+        length = max(len(prompt) + len(reply) for prompt, reply in rows)
+        pads = [length - len(prompt) - len(reply) for prompt, reply in rows]
+        ids = [prompt + reply + [0] * pad for (prompt, reply), pad in zip(rows, pads, strict=True)]
         labels = [
-            [NO_LOSS] * len(asked) + reply + [NO_LOSS] * pad for (asked, reply), pad in zip(rows, pads, strict=True)
+            [NO_LOSS] * len(prompt) + reply + [NO_LOSS] * pad for (prompt, reply), pad in zip(rows, pads, strict=True)
         ]
         loss = model(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
         loss.backward()
@@ -116,14 +116,14 @@ def greedy_answers(folder, base, adapter=None, prompt="rag"):
     from prompts import load_prompt
     from utils.benchmarks.lampqa import private_notes
     from utils.generation.chat import LocalChat
-    from utils.training.base_model import write_reply
+    from utils.models.base_model import write_reply
 
     chat, prompt = LocalChat(str(base)), load_prompt(f"lampqa/{prompt}", folder / "prompts")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = (PeftModel.from_pretrained(model, adapter) if adapter else model).eval()
-    found = {}
+    answers = {}
     for record in records():
         shown = {"question": record["question"], "profile": "I lose things.", "aspects": private_notes(record)}
         ids = chat.render(prompt.messages(**{name: shown[name] for name in prompt.placeholders}))
-        found[record["id"]] = chat.tokenizer.decode(write_reply(model, chat, ids, 60)[0], skip_special_tokens=True)
-    return found
+        answers[record["id"]] = chat.tokenizer.decode(write_reply(model, chat, ids, 60)[0], skip_special_tokens=True)
+    return answers

@@ -88,11 +88,11 @@ def test_a_tokenizer_without_padding_pads_with_any_token(folder, tmp_path, objec
     assert AutoTokenizer.from_pretrained(bare).pad_token is None
     flags = ["--objective", objective, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 5]
     flags += [folder / f"{word}.json" if word in ("best", "worst") else word for word in more]
-    whole, found = (
+    whole, log = (
         learn(folder, tmp_path / f"{model.name}_{objective}", "--model_addr", model, *flags, "--epochs", 1)
         for model in (folder / "model", bare)
     )
-    assert figures(found, "loss") == figures(whole, "loss") and len(figures(found, "loss")) >= 2
+    assert figures(log, "loss") == figures(whole, "loss") and len(figures(log, "loss")) >= 2
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "distill"])
@@ -103,7 +103,7 @@ def test_a_training_of_one_step_learns(folder, tmp_path, objective):
     flags += ["--worst_addr", folder / "worst.json"] if objective == "dpo" else []
     log = learn(folder, tmp_path / "one", *flags, "--gradient_accumulation_steps", 40)
     assert len(figures(log, "loss")) == 1 and figures(log, "learning_rate")[0] > 0
-    assert any(its.any() for name, its in weights_of(tmp_path / "one").items() if "lora_B" in name)
+    assert any(weights.any() for name, weights in weights_of(tmp_path / "one").items() if "lora_B" in name)
 
 
 def test_a_checkpoint_is_on_disk_before_its_manifest_says_so(folder, monkeypatch, tmp_path):
@@ -129,7 +129,7 @@ def test_a_checkpoint_is_on_disk_before_its_manifest_says_so(folder, monkeypatch
     flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--epochs", 2]
     learn(folder, tmp_path / "synced", *flags, "--gradient_accumulation_steps", 40)
     assert len(whole) >= 2 and all(
-        {"adapter_model.safetensors", "optimizer.pt", "tokenizer.json"} <= its for its in whole
+        {"adapter_model.safetensors", "optimizer.pt", "tokenizer.json"} <= names for names in whole
     )
 
 
@@ -176,5 +176,5 @@ def test_a_stopped_training_ends_as_a_whole_one(folder, beginner, monkeypatch, t
         learn(folder, tmp_path / "parts", *flags)
     log = learn(folder, tmp_path / "parts", *flags)
     assert figures(log, "loss") == figures(whole, "loss")
-    its, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
-    assert its.keys() == others.keys() and all(torch.equal(its[name], others[name]) for name in its)
+    weights, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)

@@ -144,7 +144,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     sent = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
     lessons, left_out = lessons_of(args, TASK, RECORDS, prompt)
-    assert len(lessons) == 3 and left_out == f"{len(RECORDS) - 3} questions with nothing to learn are left out"
+    assert len(lessons) == 3 and left_out == [f"{len(RECORDS) - 3} questions with nothing to learn are left out"]
     for lesson in lessons:
         posts = TASK.join(TASK.best_items(lesson.record, 10))
         assert prompt.messages(profile=posts, **lesson.values) in sent
@@ -211,7 +211,9 @@ def test_pairs_and_left_out_questions(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     args = flags("--objective", "dpo", "--target_addr", tmp_path / "best.json", "--worst_addr", tmp_path / "worst.json")
     lessons, left_out = lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
-    assert [lesson.record["id"] for lesson in lessons] == ids[1:4] and left_out.startswith(f"{len(ids) - 3} questions")
+    assert [lesson.record["id"] for lesson in lessons] == ids[1:4] and left_out[0].startswith(
+        f"{len(ids) - 3} questions"
+    )
     assert json.loads(lessons[0].target) == {"personalized_answer": f"best {ids[1]}"}
     assert json.loads(lessons[0].rejected) == {"personalized_answer": f"worst {ids[1]}"}
     assert TASK.output.parse(lessons[0].target, False).value == f"best {ids[1]}"
@@ -316,7 +318,7 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     assert (row["unit"], row["examples"], row["tokens"]) == ("examples", 32, None)  # it samples the texts to learn
     printed = capsys.readouterr().out
     assert "0 questions left out, whose profile holds word for word what only the scorer may see" in printed
-    assert "= 32 questions a step; 1 steps an epoch" in printed and "GB of weights per GPU; activations" in printed
+    assert "= 32 questions per step; 1 steps per epoch" in printed and "GB of weights per GPU; activations" in printed
     assert not (tmp_path / "out").exists()
 
 

@@ -14,12 +14,12 @@ from utils import train_generator
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
-from utils.generator.examples import Example
-from utils.generator.trainer import CausalTrainer, Setup
-from utils.objectives.distillation import DistillationTrainer, forward_kl, reply_logits
+from utils.models.base_model import NO_LOSS
 from utils.objectives.lessons import distillation_lessons
 from utils.objectives.pairs import PairTrainer
-from utils.training.base_model import NO_LOSS
+from utils.objectives.trainers import DistillationTrainer, forward_kl, reply_logits
+from utils.training.examples import Example, Training
+from utils.training.trainer import CausalTrainer, trainer_settings
 
 TASK = tasks()["LaMP-QA"]
 
@@ -46,15 +46,16 @@ def make_example(prompt, target=(), rejected=(), teacher=(), key="q"):
     return Example({"id": key}, fitted, array("i", target), False, array("i", rejected), array("i", teacher))
 
 
-def trainer_of(kind, folder, tmp_path, model, examples, score=None, **flags):
+def trainer_of(kind, folder, tmp_path, model, examples, **flags):
     """A trainer of this kind as train_generator.py builds it."""
     words = ["--model_addr", folder, "--inputs_addr", "-", "--output_dir", tmp_path, "--lora_rank", 4]
     args = train_generator.build_parser().parse_args(list(map(str, words)))
-    its = {"max_steps": 1, "save_steps": 1, "warmup_steps": 0, "learning_rate": 0.0, "weight_decay": 0.0}
-    its |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_target_length": 12}
-    args = args.replaced(**its | {"gradient_checkpointing": False} | flags)
-    recorder, run = SimpleNamespace(stopper=None), SimpleNamespace(begins_with_evaluation=False, checkpoint=None)
-    return kind(Setup(args, model, False, LocalChat(str(folder)), examples, [], recorder, score, run))
+    steps = {"max_steps": 1, "save_steps": 1, "warmup_steps": 0, "learning_rate": 0.0, "weight_decay": 0.0}
+    steps |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_target_length": 12}
+    args = args.replaced(**steps | {"gradient_checkpointing": False} | flags)
+    training = Training(args, {}, "", None, LocalChat(str(folder)), examples, [], None, None)
+    settings = trainer_settings(training, SimpleNamespace(begins_with_evaluation=False), False)
+    return kind(training, model, settings)
 
 
 def log_probs(model, prompt, reply):
@@ -68,7 +69,7 @@ def test_sft_counts_the_answers_tokens_alone(folder, model, tmp_path):
     trainer = trainer_of(CausalTrainer, folder, tmp_path, model, examples)
     batch = CausalTrainer.collate(examples, 0)
     assert batch["labels"].tolist() == [[NO_LOSS] * 3 + [8, 9], [NO_LOSS, 9, 8, 7, 6]]
-    expected = -sum(sum(log_probs(model, one.prompt, one.target)) for one in examples) / 6
+    expected = -sum(sum(log_probs(model, example.prompt, example.target)) for example in examples) / 6
     loss = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(6))
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -90,7 +91,9 @@ def test_dpo_by_hand(folder, model, tmp_path):
     loss = trainer.compute_loss(model, inputs)
     assert loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
     loss.backward()
-    assert {name.split(".")[-2] for name, its in model.named_parameters() if its.grad is not None} == {"default"}
+    assert {name.split(".")[-2] for name, weights in model.named_parameters() if weights.grad is not None} == {
+        "default"
+    }
 
 
 def test_forward_kl_by_hand():
@@ -98,11 +101,10 @@ def test_forward_kl_by_hand():
     teacher = [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1 / 3, 1 / 3, 1 / 3]]
     student = [[0.25, 0.5, 0.25], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1]]
     expected = [
-        sum(p * math.log(p / q) for p, q in zip(its, others, strict=True))
-        for its, others in zip(teacher, student, strict=True)
+        sum(p * math.log(p / q) for p, q in zip(*rows, strict=True)) for rows in zip(teacher, student, strict=True)
     ]
-    found = forward_kl(torch.tensor(teacher).log() + 3.0, torch.tensor(student).log() - 1.0)  # any shift of logits
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    computed = forward_kl(torch.tensor(teacher).log() + 3.0, torch.tensor(student).log() - 1.0)  # any shift of logits
+    assert computed.tolist() == pytest.approx(expected, abs=1e-6)
     assert expected[0] == pytest.approx(0.25 * math.log(2)) and expected[1] == 0
 
 
@@ -120,7 +122,7 @@ def test_distillation_by_hand(folder, model, tmp_path):
     loss = trainer.compute_loss(model, inputs)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3) and loss.item() > 0.01
     loss.backward()
-    assert {name for name, its in model.named_parameters() if its.grad is not None} == {
+    assert {name for name, weights in model.named_parameters() if weights.grad is not None} == {
         name for name, _ in model.named_parameters() if "lora" in name
     }
     assert reply_logits(model, prompt, reply).shape == (len(reply), model.config.vocab_size)
@@ -144,18 +146,18 @@ def test_the_teacher_has_no_dropout_and_the_student_has(folder, model, tmp_path,
 def test_another_step_and_another_question_draw_another_reply(folder, model, tmp_path):
     examples = [make_example([5, 6, 7], teacher=[5], key=key) for key in "ab"]
     trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, examples)
-    first, second = (trainer._sample(model, one).tolist() for one in examples)
+    first, second = (trainer._sample(model, example).tolist() for example in examples)
     trainer.state.global_step = 1
-    assert len({tuple(one) for one in (first, second, trainer._sample(model, examples[0]).tolist())}) == 3
+    assert len(set(map(tuple, (first, second, trainer._sample(model, examples[0]).tolist())))) == 3
 
 
 def test_leaking_profiles_are_left_out():
     records = sample_records("train", 4)
     records[1]["profile"][0]["text"] = f"As I said:\n{records[1]['narrative']} Thanks."
     records[2]["profile"].append({"id": "x", "text": records[2]["rubric_aspects"][0]["reason"].replace(" ", "\n")})
-    lessons, told = distillation_lessons(TASK, records)
+    lessons, [left_out] = distillation_lessons(TASK, records)
     assert [lesson.record["id"] for lesson in lessons] == [records[0]["id"], records[3]["id"]]
-    assert told.startswith("2 questions left out") and records[1]["id"] in told
+    assert left_out.startswith("2 questions left out") and records[1]["id"] in left_out
     for lesson in lessons:
         for aspect in lesson.record["rubric_aspects"]:
             assert f"- {aspect['aspect']}: {aspect['reason']}" in lesson.notes.split("\n")

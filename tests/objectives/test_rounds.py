@@ -25,11 +25,11 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
-from utils.generator.trainer import CausalTrainer
-from utils.objectives.grpo import ScoreTrainer
+from utils.models.base_model import target_loss
 from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
-from utils.training.base_model import target_loss
+from utils.objectives.trainers import ScoreTrainer
 from utils.training.resumable import Resumable
+from utils.training.trainer import CausalTrainer
 
 SEARCHES = """
 import re
@@ -96,9 +96,9 @@ def test_grpo_by_hand(folder, tmp_path):
         examples.append(type(example)(**{**vars(example), "advantage": advantage}))
     trainer = trainer_of(ScoreTrainer, folder / "model", tmp_path, model, examples, kl=0.3, epochs=1)
     before = [[value.item() for value in log_probs(model, *call[:2])] for call in calls]
-    trainer._before = trainer._log_probs()
-    for number, values in enumerate(before):
-        assert trainer._before[number] == pytest.approx(values, abs=1e-4)
+    computed = trainer.log_probs()
+    for values, by_hand in zip(computed, before, strict=True):
+        assert values == pytest.approx(by_hand, abs=1e-4)
     for name, weights in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=3.0)
@@ -115,7 +115,7 @@ def test_grpo_by_hand(folder, tmp_path):
     expected.backward()
     gradients = {name: weights.grad.clone() for name, weights in model.named_parameters() if weights.grad is not None}
     model.zero_grad()
-    loss = trainer.compute_loss(model, trainer.collate(examples, 0))
+    loss = trainer.compute_loss(model, trainer.collate(list(zip(examples, computed, strict=True)), 0))
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
     for name, weights in model.named_parameters():
@@ -130,10 +130,9 @@ def test_a_call_keeps_as_much_for_its_gradient_as_a_target_of_sft(folder, tmp_pa
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     example = make_example(list(range(5, 400)), list(range(400, 600)))
     trainer = trainer_of(ScoreTrainer, folder / "model", tmp_path, model, [example], kl=0.1, epochs=1)
-    trainer._before = trainer._log_probs()
-    sizes = []
+    [before], sizes = trainer.log_probs(), []
     for compute in (
-        lambda: trainer.compute_loss(model, trainer.collate([example], 0)),
+        lambda: trainer.compute_loss(model, trainer.collate([(example, before)], 0)),
         lambda: target_loss(model, **CausalTrainer.collate([example], 0))[0],
     ):
         kept = []
@@ -201,8 +200,8 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     assert len(kept) != len(examples) or "1 calls that were cut off are left out" not in notes
     assert not any("cut off" in note for note in notes_kept)
     for length, left in ((8, 0), (200, len(kept))):
-        found, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
-        assert len(found) == left and any(f"{len(kept)} calls that exceed" in note for note in notes) == (left == 0)
+        fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
+        assert len(fitting) == left and any(f"{len(kept)} calls that exceed" in note for note in notes) == (left == 0)
     content = json.loads(scores[0].read_text())
     entry = content["per_question_scores"][0]
     entry["score"] = entry["details"][0]["score"] = None
@@ -312,10 +311,10 @@ def test_two_processes_learn_as_one(folder, sampled, tmp_path):
     other = [json.loads(line) for line in (tmp_path / "two/training_log.jsonl").read_text().splitlines()]
     losses = [[entry["loss"] for entry in lines if "loss" in entry] for lines in (log, other)]
     assert len(losses[0]) > 2 and losses[0] == pytest.approx(losses[1], abs=1e-3)
-    one, two = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("one", "two"))
+    alone, shared = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("one", "two"))
     # Not each weight: Adam gives one whose gradient is rounding alone a whole step, either way.
-    distance = sum((one[name] - two[name]).square().sum() for name in one).sqrt()
-    assert distance < 0.02 * sum(weights.square().sum() for weights in one.values()).sqrt()
+    distance = sum((alone[name] - shared[name]).square().sum() for name in alone).sqrt()
+    assert distance < 0.02 * sum(weights.square().sum() for weights in alone.values()).sqrt()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 def overfitted(data, tmp_path_factory):
     """Overfit a planner on the eight questions; return its folder, and the model in memory at the end."""
     import train_planner
-    from utils.training import base_model
+    from utils.models import base_model
 
     output = tmp_path_factory.mktemp("overfitted") / "planner"
     loaded = []

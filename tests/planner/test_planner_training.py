@@ -14,7 +14,7 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat, save_tiny_gemma
 from transformers import GptOssConfig
 
-from utils.training.base_model import choose_attention
+from utils.models.base_model import choose_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
@@ -90,7 +90,7 @@ def test_figures_of_a_run(uninterrupted):
     # Linear decay to zero, after a warm-up of 8 // 10 = 0 steps.
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     assert rates == pytest.approx([1e-2 * (8 - step) / 8 for step in range(8)])
-    assert "1 on a device x 2 accumulated x 1 processes = 2 sequences a step (the paper's is 32)" in printed
+    assert "1 per device x 2 accumulation steps x 1 processes = 2 sequences per step (paper: 32)" in printed
     assert f"best is checkpoint-{best['step']}, validation loss {best['eval_loss']:.4f}" in printed
     assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
 
@@ -98,7 +98,7 @@ def test_figures_of_a_run(uninterrupted):
 # Code for train_planner.py: each process records the sequences that it computes, in order.
 SEEN = """
 import json, os
-from utils.planner.trainer import PlannerTrainer
+from utils.training.trainer import PlannerTrainer
 compute_loss = PlannerTrainer.compute_loss
 
 def write_down(self, model, inputs, *args, **kwargs):
@@ -122,17 +122,16 @@ def test_two_processes_match_one_with_twice_the_accumulation(data, warm, tmp_pat
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
         flags = short_run(data, tmp_path / name / "planner", **more)
         printed = learn(warm, *flags, **setup, do=SEEN.format(folder=tmp_path / name))
-    assert (
-        printed.count("1 on a device x 2 accumulated x 2 processes = 4 sequences a step") == 1
-    )  # only the main process prints
+    batch = "1 per device x 2 accumulation steps x 2 processes = 4 sequences per step"
+    assert printed.count(batch) == 1  # only the main process prints
     for figures in (losses_of, lambda output: [log_of(output)[-2]["eval_loss"]]):
-        one, two = (figures(tmp_path / name / "planner") for name in ("one", "two"))
-        assert one == pytest.approx(two, rel=1e-2)
+        alone, shared = (figures(tmp_path / name / "planner") for name in ("one", "two"))
+        assert alone == pytest.approx(shared, rel=1e-2)
 
     # The two sequences computed at the same time are neighbours when the step's sequences are sorted by length.
-    one, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
-    steps = [sorted(one[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
-    assert len({len(sequence) for sequence in one}) > 4
+    alone, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
+    steps = [sorted(alone[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
+    assert len({len(sequence) for sequence in alone}) > 4
     pairs = [step[start : start + 2] for step in steps for start in (0, 2)]
     assert [list(pair) for pair in zip(*ranks, strict=True)] == pairs
 
@@ -170,25 +169,25 @@ def test_two_processes_save_one_checkpoint_on_a_signal_and_resume(data, warm, tm
     )  # printed once
     checkpoint = tmp_path / f"stopped/checkpoint-{step}"
     assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
-    assert f"going on from {checkpoint}" in learn(warm, *flags["stopped"], be_two=None)
+    assert f"resuming from {checkpoint}" in learn(warm, *flags["stopped"], be_two=None)
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
 # Only the second process: NaN gradients after the second step, and its 15 minutes are over after the first.
 SECOND_ONE = """
 import os, torch
-from utils.planner.trainer import PlannerTrainer
-from utils.training import resumable
-follow = PlannerTrainer.follow
+from utils.training.trainer import PlannerTrainer
+from utils.training import recorder
+learn = PlannerTrainer.learn
 
 def spoil(self, *arguments):
-    follow(self, *arguments)
     weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * (float("nan") if self.state.global_step == 2 else 1))
-    resumable.INTERIM_SECONDS = 0
+    recorder.INTERIM_SECONDS = 0
+    return learn(self, *arguments)
 
 if os.environ["RANK"] == "1":
-    PlannerTrainer.follow = spoil
+    PlannerTrainer.learn = spoil
 """
 
 
@@ -199,9 +198,9 @@ def test_nan_gradients_of_one_process_end_both(data, warm, tmp_path):
     printed = learn(
         warm, *outputs["spoiled"], code=1, be_two=None, do=SECOND_ONE
     )  # the launcher's exit code after an error
-    assert printed.count("step 3: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2") == 1
+    assert printed.count("step 3: the gradient norm is nan, so this step cannot train anything; checkpoint-2") == 1
     assert [path.name for path in (tmp_path / "spoiled").glob("checkpoint-*")] == ["checkpoint-2"]
-    assert "going on from" in learn(warm, *outputs["spoiled"], be_two=None)
+    assert "resuming from" in learn(warm, *outputs["spoiled"], be_two=None)
     assert log_of(tmp_path / "spoiled") == log_of(tmp_path / "whole")
 
 
@@ -212,8 +211,7 @@ def test_only_target_positions_are_projected_to_the_vocabulary(save, checkpointi
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from utils.training import NO_LOSS
-    from utils.training.base_model import target_loss
+    from utils.models.base_model import NO_LOSS, target_loss
 
     save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
@@ -226,7 +224,7 @@ def test_only_target_positions_are_projected_to_the_vocabulary(save, checkpointi
     labels[0, 30:], labels[1, 20:25] = ids[0, 30:], ids[1, 20:25]
     mask = torch.ones_like(ids)
     mask[1, 25:] = 0  # padding
-    weights, projected = [one for one in model.parameters() if one.requires_grad], []
+    weights, projected = [weight for weight in model.parameters() if weight.requires_grad], []
     hook = model.get_output_embeddings().register_forward_hook(lambda *called: projected.append(called[-1].shape[:2]))
     loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
     gradients = torch.autograd.grad(loss, weights)
@@ -289,7 +287,7 @@ def test_earlier_run_is_deleted_when_training_begins_and_other_files_are_kept(tm
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
@@ -324,9 +322,9 @@ def test_choice_of_attention(data, gemma, tmp_path, monkeypatch, capsys, version
     For gpt-oss, transformers would download FlashAttention 3 from the hub.
     """
     GptOssConfig().save_pretrained(tmp_path)
-    monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: version is not None)
+    monkeypatch.setattr("utils.models.base_model.is_flash_attn_2_available", lambda: version is not None)
     monkeypatch.setattr(
-        "utils.training.base_model.is_flash_attn_greater_or_equal", lambda least: (version or "0") >= least
+        "utils.models.base_model.is_flash_attn_greater_or_equal", lambda least: (version or "0") >= least
     )
     assert choose_attention(bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
@@ -367,11 +365,12 @@ def own_loss(model, examples):
     """Return the mean loss over all target tokens by the model's own forward, one sequence at a time."""
     import torch
 
+    from utils.training.trainer import CausalTrainer
+
     total = 0
     for example in examples:
-        row = {name: torch.tensor([ids]) for name, ids in example.row.items()}
         with torch.no_grad():
-            total += model(**row).loss.item() * len(example.target)
+            total += model(**CausalTrainer.collate([example], 0)).loss.item() * len(example.target)
     return total / sum(len(example.target) for example in examples)
 
 

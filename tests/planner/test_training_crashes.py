@@ -21,7 +21,7 @@ NOT_REPEATED = ("eval_seconds", "train_runtime")  # depend on the machine
 
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory):
-    zygote = Zygote(tmp_path_factory.mktemp("zygote"), "train_planner", "utils.planner.trainer")
+    zygote = Zygote(tmp_path_factory.mktemp("zygote"), "train_planner", "utils.training.trainer")
     yield zygote
     zygote.close()
 
@@ -102,8 +102,8 @@ def without_folder(path):
 def test_full_disk_keeps_finished_work(size, flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"
-    _, found, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
-    assert found and error.startswith(f"{output}/") and 1 <= error.count("\n") <= 3
+    _, is_error, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
+    assert is_error and error.startswith(f"{output}/") and 1 <= error.count("\n") <= 3
     assert "finished work is kept, run the same command again to resume\n" in error
     assert whole_checkpoints(output).items() <= whole["adapters"].items()
     finish(zygote, flags, output)
@@ -192,15 +192,15 @@ def test_resumed_run_uses_the_new_save_steps(flags, uninterrupted, zygote, tmp_p
 
 SPOILED = """
 import torch
-from utils.planner.trainer import PlannerTrainer
-follow = PlannerTrainer.follow
+from utils.training.trainer import PlannerTrainer
+learn = PlannerTrainer.learn
 
 def spoil(self, *arguments):
-    follow(self, *arguments)
     weight = next(weight for weight in self.model.parameters() if weight.requires_grad)
     weight.register_hook(lambda gradient: gradient * float("nan") if self.state.global_step == 3 else None)
+    return learn(self, *arguments)
 
-PlannerTrainer.follow = spoil
+PlannerTrainer.learn = spoil
 """
 
 
@@ -208,9 +208,9 @@ def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted
     whole = uninterrupted
     output = tmp_path / "planner"
     for _ in range(2):  # the same command fails again
-        _, found, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
-        what = "step 4: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2 is kept\n"
-        assert found and error.startswith(what)
+        _, is_error, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
+        what = "step 4: the gradient norm is nan, so this step cannot train anything; checkpoint-2 is kept\n"
+        assert is_error and error.startswith(what)
         assert whole_checkpoints(output) == {2: whole["adapters"][2]}
     finish(zygote, flags, output)
     assert contents(output) == whole
@@ -219,10 +219,10 @@ def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted
 # A clock that advances 500 s per step.
 SLOW = """
 from types import SimpleNamespace
-from utils.planner.trainer import PlannerTrainer
-from utils.training import resumable
+from utils.training.trainer import PlannerTrainer
+from utils.training import recorder
 clock = [0]
-resumable.time = SimpleNamespace(monotonic=lambda: clock[0])
+recorder.time = SimpleNamespace(monotonic=lambda: clock[0])
 training_step = PlannerTrainer.training_step
 
 def take_time(self, *arguments, **named):
@@ -251,14 +251,14 @@ def test_slow_run_loses_at_most_15_minutes(flags, every_step, zygote, tmp_path):
 STOPPER = """
 import os, signal
 from utils import cli
-from utils.training import stopping
-stopping.SAME_SIGNAL = 1000
+from utils.training import recorder
+recorder.SAME_SIGNAL = 1000
 def main():
-    with stopping.Stopper() as stopper:
+    with recorder.Stopper() as stopper:
         stopper.step, stopper.saved = 3, 2
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        print(stopper.asked, flush=True)
+        print(stopper.has_signal, flush=True)
         return 0
 cli.run_script(main)
 """

@@ -29,9 +29,9 @@ from utils.generation.beams import Room, batches, padded_length, room_of, write
 from utils.generation.chat import Passages, PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.model import Policy
-from utils.generator.examples import Lesson, build_examples
-from utils.generator.trainer import load_with_lora
 from utils.training.checkpoints import Selection
+from utils.training.examples import Lesson, make_examples
+from utils.training.trainer import load_with_lora
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_REPEATED = ("eval_seconds", "train_runtime")
@@ -140,7 +140,7 @@ def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=
     task = tasks()[name]
     window = TextWindow(PlainText(str(model)), read + 32, 32, fused)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    return build_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
+    return make_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
 
 
 def test_an_input_is_plain_text_without_an_instruction(data):
@@ -353,7 +353,7 @@ def test_what_cannot_be_trained_is_told_before_anything_is_made(more, message, a
 )
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
 def test_what_could_not_be_saved_is_refused_at_once(file, change, message, dry, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.generator.trainer.train", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr("utils.training.trainer.train", lambda *_: pytest.fail("it trains"))
     model = shutil.copytree(data / "t5", tmp_path / "t5")
     (model / file).write_text(json.dumps({**json.loads((model / file).read_text()), **change}))
     with pytest.raises(UserError, match=message) as error:
@@ -456,13 +456,10 @@ def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path
     assert read_json(scores)["score"] == pytest.approx(expected["MAE"], abs=1e-9)
     printed = capsys.readouterr().out
     assert "1 of them without an answer, counted as the rating" in printed and "; 2 answers unreadable, " in printed
-    # By which rule checkpoints are chosen, and that it is this one.
-    args = train_generator.build_parser().parse_args(flags_of(data, tmp_path, "LaMP-3"))
-    rule = train_generator.chosen_by(args, tasks()["LaMP-3"])
-    assert rule == "MAE-official"
+    # The rule by which checkpoints are chosen is this one.
     by_id = {record["id"]: (text, False) for record, text in zip(records, texts, strict=True)}
-    chosen = train_generator.score_texts(tasks()["LaMP-3"], rule, records, by_id)
-    assert chosen == pytest.approx(expected["MAE"], abs=1e-9)
+    figures = train_generator.score_texts(tasks()["LaMP-3"], "MAE-official", records, by_id)
+    assert figures == {"eval_score": pytest.approx(expected["MAE"], abs=1e-9)}
     # The export is what was written, so that LaMP's scorer finds the same.
     export_predictions.main([*files, "--output_dir", str(tmp_path / "export")])
     exported = [gold["output"] for gold in read_json(tmp_path / "export/LaMP_3.json")["golds"]]
@@ -500,13 +497,13 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.generation.chat import LocalChat
     from utils.generation.fitting import Window
-    from utils.generator.trainer import CausalTrainer
+    from utils.training.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")
     chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
     window = Window(chat, 4096, 8)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    examples = build_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
+    examples = make_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
     messages = prompt.messages(profile=task.join(task.best_items(records[0], 2)), **task.values(records[0]))
     assert list(examples[0].prompt) == list(chat.render(messages))
     batch = CausalTrainer.collate(examples, 0)
@@ -523,7 +520,7 @@ def test_the_adapter_is_drawn_by_the_seed(data, tmp_path):
     drawn = []
     for seed in (0, 1, 0):
         words = flags_of(data, tmp_path / "out", model_addr=tmp_path / "chat", lora_rank=2, seed=seed)
-        model = load_with_lora(train_generator.build_parser().parse_args(words), {}, bf16=False)
+        model = load_with_lora(train_generator.build_parser().parse_args(words), {}, False, "sdpa")
         drawn.append(torch.cat([weights.flatten() for name, weights in model.named_parameters() if "lora_A" in name]))
     assert torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[1])
 
@@ -538,7 +535,7 @@ def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_pat
     assert row["value_bytes"] == 16 and row["tokens"] > row["examples"] > 0
     *_, batch, no_gpu, weights, disk = capsys.readouterr().out.splitlines()
     assert (
-        batch.startswith("effective batch: ")
+        batch.startswith("effective batch size: ")
         and no_gpu == "note: there is no GPU here, so GPU memory could not be checked"
     )
     assert " GB of weights, gradients and AdamW's averages per GPU; " in weights

@@ -18,6 +18,7 @@ from train_planner import (
     PAPER_BATCH,
     build_examples,
     build_parser,
+    score_plans,
     settings_of_training,
     with_defaults,
 )
@@ -28,7 +29,7 @@ from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
 from utils.models.hub import identify_local_model
 from utils.training.checkpoints import check_run, open_run
-from utils.training.launch import describe_batch
+from utils.training.launch import describe_batch, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,7 +117,6 @@ def test_reference_target_has_lead_in_and_one_dashed_title_per_line(chat, with_t
     assert (
         chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"
     )  # titles are not normalized
-    assert example.aspects == ["Cost of it", "Time"]
     user = f"\n{record['profile'][0]['text']}\n{record['question']}\n"
     assert list(example.prompt) == list(
         chat.render([{"role": "system", "content": "List."}, {"role": "user", "content": user}])
@@ -148,7 +148,7 @@ def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
     for length, num_dropped, is_cut in ((whole[5], 0, False), (whole[3] - 1, 3, False), (whole[1] - 1, 4, True)):
         [example] = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", length))
         assert list(example.target) == target and len(example.prompt) + len(target) <= length
-        assert (example.num_dropped, example.is_cut) == (num_dropped, is_cut)
+        assert (example.fitted.num_contexts_dropped, example.fitted.context_cut) == (num_dropped, is_cut)
         assert is_cut or list(example.prompt) == rendered(5 - num_dropped)
 
 
@@ -159,7 +159,7 @@ def test_defaults_match_the_paper(monkeypatch):
     assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
-    batch = "effective batch: 1 on a device x {} accumulated x {} processes = {} sequences a step"
+    batch = "effective batch size: 1 per device x {} accumulation steps x {} processes = {} sequences per step"
     assert describe_batch(args, "sequences", PAPER_BATCH) == batch.format(32, 1, 32)
     for flags, eval_steps, warmup_steps in (
         (["--save_steps", 6], 6, 200),
@@ -174,7 +174,7 @@ def test_defaults_match_the_paper(monkeypatch):
     assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
     described = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
-    assert described == f"{batch.format(64, 4, 256)} (the paper's is 32)"
+    assert described == f"{batch.format(64, 4, 256)} (paper: 32)"
 
 
 CHANGES = [  # flags and the settings that they change
@@ -229,13 +229,13 @@ def test_resumes_from_the_checkpoint_with_the_highest_step(folder):
 
 def test_each_device_needs_its_own_process(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    message = refusal(with_defaults, parse())
+    message = refusal(set_up, parse(), "train_planner.py")
     assert message.startswith("4 GPUs are visible to one process\n")
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # of something else
-    assert refusal(with_defaults, parse()) == message and "LOCAL_RANK" not in os.environ
+    assert refusal(set_up, parse(), "train_planner.py") == message and "LOCAL_RANK" not in os.environ
     launch(monkeypatch, WORLD_SIZE="4")
-    with_defaults(parse())
+    set_up(parse(), "train_planner.py")
 
 
 # Settings
@@ -358,15 +358,15 @@ def calls(monkeypatch):
     """Replace train() by a function that only records its arguments, and return the records."""
     calls = []
 
-    def train(args, source, chat, examples, validation, manifest, run, selection, lead_in):
+    def train(training, run, manifest, source):
         calls.append(SimpleNamespace(**locals()))
         if run.lock is not None:
             run.lock.release()  # as at the end of the process
-        return {"steps": args.max_steps, "best_step": 4, "best_loss": 1.25}
+        return {"steps": training.args.max_steps, "best_step": 4, "best_loss": 1.25}
 
-    module = ModuleType("utils.planner.trainer")
+    module = ModuleType("utils.training.trainer")
     module.train = train
-    monkeypatch.setitem(sys.modules, "utils.planner.trainer", module)
+    monkeypatch.setitem(sys.modules, "utils.training.trainer", module)
     return calls
 
 
@@ -381,7 +381,7 @@ def command(model, files, folder):
 def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, capsys, settings, monkeypatch):
     assert train_planner.main(command) == 0
     (call,) = calls
-    assert (len(call.examples), len(call.validation), call.run.checkpoint) == (2, 2, None)
+    assert (len(call.training.examples), len(call.training.validation), call.run.checkpoint) == (2, 2, None)
     assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
     expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model's limit
     assert call.manifest["settings"] == expected
@@ -402,7 +402,7 @@ def test_dry_run_describes_the_training_and_writes_nothing(command, files, folde
     said = capsys.readouterr().out
     assert said.startswith(f"{files[0]}: 2 questions with 10 aspects; ")
     assert (
-        "= 32 sequences a step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
+        "= 32 sequences per step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
         and f"\ndisk of {folder.parent}: " in said
     )
     assert calls == [] and not folder.exists()
@@ -416,8 +416,9 @@ def test_dry_run_writes_what_is_left_to_train(command, folder, calls, tmp_path, 
         return json.loads(figures.read_text())
 
     (row,) = rows()
-    (tokens,) = re.findall(r"train\.json: 2 questions with 10 aspects; (\d+) tokens", capsys.readouterr().out)
-    assert row["tokens"] == round(32 * 8 * int(tokens) / 2)
+    described = r"train\.json: 2 questions with 10 aspects; prompts: (\d+) .* targets: (\d+)"
+    counts = re.search(described, capsys.readouterr().out).groups()
+    assert row["tokens"] == round(32 * 8 * sum(map(int, counts)) / 2)
     names = ("outputs", "unit", "steps", "examples", "value_bytes")
     assert [row[name] for name in names] == [[str(folder)], "examples", 8, 32 * 8, 2]
     assert train_planner.main(command) == 0
@@ -485,15 +486,10 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         fitted = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
         assert list(example.prompt) == list(fitted.prompt)
         titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        assert example.aspects == titles
         assert chat.tokenizer.decode(example.target) == "\n".join(titles) + END
         assert list(example.target).count(chat.tokenizer.eos_token_id) == 1
-        assert (example.num_dropped, example.is_cut) == (0, False)
-        row, num_prompt = example.row, len(example.prompt)
-        assert row["labels"][:num_prompt] == [-100] * num_prompt  # the loss is on the target alone
-        assert row["labels"][num_prompt:] == row["input_ids"][num_prompt:] == list(example.target)
-
-        text = chat.tokenizer.decode(example.row["input_ids"])
+        assert (example.fitted.num_contexts_dropped, example.fitted.context_cut) == (0, False)
+        text = chat.tokenizer.decode([*example.prompt, *example.target])
         assert sentences(record["question"])[0] in text and all(post in text for post in posts)  # the search works
         secret = [record["narrative"]]
         secret += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
@@ -510,6 +506,15 @@ def test_each_title_is_one_line_and_questions_without_titles_are_skipped(chat, p
     args = parse("--max_seq_length", 4096)
     (example,) = build_examples(TASK, records, "f", prompt, chat, args)
     assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nFood{END}"
-    assert example.aspects == ["Cost of the trip", "Food"]
     message = refusal(build_examples, TASK, records[:1], "train.json", prompt, chat, args)
     assert message == "train.json: no question has aspects in its rubric; there is nothing to train on"
+
+
+def test_plans_are_scored_by_the_share_of_the_titles_that_they_have():
+    records = {record["id"]: record for record in sample_records("train", 3)}
+    for record in records.values():
+        record["rubric_aspects"] = [{"aspect": title} for title in (" Cost of\n  the  trip ", "Food\r\n")]
+    plans = [("Cost of the trip\nFood", False), ("Food\nWine", False), ("", True)]
+    assert score_plans(TASK, None, records, dict(zip(records, plans, strict=True))) == {
+        "eval_aspect_recall": 0.5, "eval_plans": 3, "eval_plans_without_an_aspect": 1,
+    }  # fmt: skip

@@ -27,9 +27,9 @@ import train_planner
 from utils.cli import run_script
 from utils.files.manifest import describe_run
 from utils.generation.chat import LocalChat
-from utils.planner.examples import Example
-from utils.training import NO_LOSS
+from utils.generation.fitting import Fitted
 from utils.training.checkpoints import Run
+from utils.training.examples import Example, Training
 
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
@@ -74,7 +74,7 @@ def make_examples(args: argparse.Namespace, vocabulary: int) -> list[Example]:
     for _ in range(args.steps * args.batch_size * args.accumulated):
         length = min(args.max_seq_length - TARGET, max(1, log_normal(rng, args.mean_tokens, LOG_SPREAD)))
         prompt, target = (array("i", (rng.randrange(vocabulary) for _ in range(n))) for n in (length, TARGET))
-        examples.append(Example(prompt, target, [], 0, False))
+        examples.append(Example({}, Fitted(prompt, 0, 0), target))
     return examples
 
 
@@ -134,13 +134,14 @@ def planner_flags(args: argparse.Namespace, output: str) -> argparse.Namespace:
 
 def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Example]) -> float:
     """Return the seconds of train_planner.py's training, including saving the last checkpoint."""
-    from utils.planner.trainer import train
+    from utils.training.trainer import PlannerTrainer, train
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         run, flags = Run(Path(folder), None, None, []), planner_flags(args, folder)
         manifest = describe_run(vars(flags), {"model": args.model_addr, "inputs": "-"}, None)
         with contextlib.redirect_stdout(io.StringIO()):
-            train(flags, {}, chat, examples, [], manifest, run, train_planner.BEST, None)
+            load = lambda: PlannerTrainer  # noqa: E731
+            train(Training(flags, {}, "", train_planner.BEST, chat, examples, [], None, load), run, manifest, {})
         lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
     return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
 
@@ -148,10 +149,10 @@ def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Examp
 def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Example]) -> float:
     import torch
     from peft import get_peft_model
-    from torch.nn.utils.rnn import pad_sequence
 
+    from utils.models.base_model import choose_attention, load_base, make_lora_config
     from utils.models.devices import has_bf16
-    from utils.training.base_model import choose_attention, load_base, make_lora_config
+    from utils.training.trainer import CausalTrainer
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32
@@ -168,14 +169,8 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
     for step in range(args.steps):
         for batch in range(args.accumulated):
             first = (step * args.accumulated + batch) * args.batch_size
-            rows = [example.row for example in order[first : first + args.batch_size]]
-            ids, labels = (
-                pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True, padding_value=padding)
-                for name, padding in (("input_ids", chat.tokenizer.pad_token_id), ("labels", NO_LOSS))
-            )
-            mask = pad_sequence([torch.ones(len(row["labels"]), dtype=torch.long) for row in rows], batch_first=True)
+            inputs = CausalTrainer.collate(order[first : first + args.batch_size], chat.tokenizer.pad_token_id)
             with torch.autocast(model.device.type, dtype, enabled=dtype == torch.bfloat16):
-                inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
                 output = model(**{name: tensor.to(model.device) for name, tensor in inputs.items()}, use_cache=False)
             (output.loss / args.accumulated).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)

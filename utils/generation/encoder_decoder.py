@@ -137,8 +137,8 @@ class TransformersEngine:
         import torch
 
         from utils.generation.beams import room_of
+        from utils.models.base_model import device_name, load_encoder_decoder, quiet_libraries
         from utils.models.devices import check_devices, settle_dtype
-        from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
 
         quiet_libraries()
         check_devices()

@@ -9,7 +9,7 @@
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
-from utils.generator.examples import Lesson
-from utils.objectives.rounds import ADVANTAGES, scored_addr
+from utils.objectives.rounds import ADVANTAGES, read_responses_to, scored_addr
 from utils.records.leaks import find_leaks
-from utils.records.responses import are_answered, read_responses, refuse_other_questions
+from utils.records.responses import are_answered
+from utils.training.examples import Lesson
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="grpo: learn from calls that were cut off too, with reward 0 for their sample (off: leave these calls "
         "out)")
     # fmt: on
-    parser.decides_nothing("--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes do")
+    parser.decides_nothing(
+        "--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes are settings"
+    )
     for flags, objectives in (
         ("--worst_addr --beta", ("dpo",)),
         ("--trace_addr --response_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
@@ -107,30 +109,25 @@ def check_objective(args: Namespace) -> None:
     needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("trace_addr", "score_addr")}.get(args.objective, ())
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
-    if not uses_references(args) and args.lora_rank is None:
+    if args.prompt and args.target_addr is None:
+        raise UserError("--prompt: its texts are in --target_addr; give one")
+    if uses_references(args):
+        return
+    if args.lora_rank is None:
         raise UserError(
             f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
         )
-    if not uses_references(args) and args.validation_addr:
+    if args.validation_addr:
         raise UserError(
             "--validation_addr: only a training on references is evaluated\n"
             "  leave it out, and choose among trainings by utils/select_model.py"
         )
-    if args.prompt and args.target_addr is None:
-        raise UserError("--prompt: its texts are in --target_addr; give one")
 
 
-def needed_fields(args: Namespace, task: Task) -> Sequence[str]:
-    """Return the fields of a record that are read besides profile and question."""
+def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
+    """Return a lesson for each question that has one, and lines that say what was left out."""
     if uses_references(args):
-        return ["target"]
-    return task.gold_plan_needs if args.objective == "distill" else []
-
-
-def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], str]:
-    """Return a lesson for each question that has one, and a line that says what was left out."""
-    if uses_references(args):
-        return [Lesson(record, task.values(record), record["target"]) for record in records], ""
+        return [Lesson(record, task.values(record), record["target"]) for record in records], []
     chosen = _read(args.target_addr, task, records)
     if args.objective == "distill":
         return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
@@ -141,21 +138,19 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         if response is None or (args.objective == "dpo" and worse is None):
             continue
         where = f"{args.target_addr}: id {quote(record['id'])}"
-        values = values_for(task, record, prompt, response, where)
+        values = task.values(record)
+        for name in prompt.placeholders - values.keys() - {"profile"}:  # notes, or else the record's own fields
+            values[name] = _note(response, name, where, record.get(name))
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
         is_cut = any(text.get("truncated") for text in (response, worse or {}))
         is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
-    return lessons, _left_out(records, lessons)
-
-
-def _left_out(records: list[Record], lessons: list[Lesson]) -> str:
     count = len(records) - len(lessons)
-    return f"{count} questions with nothing to learn are left out" if count else ""
+    return lessons, [f"{count} questions with nothing to learn are left out"] if count else []
 
 
-def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], str]:
+def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
     """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
 
     There, the student could copy what only the teacher should know (GRASP's filter).
@@ -167,15 +162,7 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
         elif notes := task.private_notes(record):
             lessons.append(Lesson(record, task.values(record), notes=notes))
     left_out = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
-    return lessons, left_out + (f": {first_five(leaked)}" if leaked else "")
-
-
-def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, Any], where: str) -> dict[str, str]:
-    """Return a prompt's values: the benchmark's, or else the response's notes, or else the record's own fields."""
-    values = task.values(record)
-    for name in prompt.placeholders - values.keys() - {"profile"}:
-        values[name] = _note(response, name, where, record.get(name))
-    return values
+    return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
 
 
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
@@ -190,36 +177,31 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     """Return the first response to each answered question; UserError if a question is not in the dataset."""
     if path is None:
         return None
-    responses = read_responses(path, task)
-    refuse_other_questions(path, responses, records)
-    answered = {key: outputs[0] for key, outputs in responses.items() if all(are_answered([outputs[0]["output"]]))}
+    responses = {key: outputs[0] for key, outputs in read_responses_to(records, path, task).items()}
     # A response with the score null was selected without one.
-    answered = {key: output for key, output in answered.items() if output.get("score", 0) is not None}
-    if foreign := answered.keys() - {record["id"] for record in records}:
-        raise UserError(
-            f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
-        )
-    return answered
+    return {
+        key: response
+        for key, response in responses.items()
+        if all(are_answered([response["output"]])) and response.get("score", 0) is not None
+    }
 
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
-    hidden = task.hidden_fields
-    strategy = noted_settings(args.score_addr[0]).get("strategy") if args.objective == "grpo" else None
-    scorer = task.metrics.get(strategy, task.first_metric)
-    seen = {"distill": task.gold_plan_needs, "grpo": scorer.needs}.get(args.objective, ())
-    before = folder_settings(args.model_addr).get("saw_in_training") or []
-    fields_seen = {*before, *(hidden & {*seen, *prompt.placeholders})}
-    of_round = scored_addr(args) if args.objective == "grpo" else None
-    for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
+    files, own = [args.target_addr, args.worst_addr], set(prompt.placeholders)
+    if args.objective == "distill":
+        own |= set(task.gold_plan_needs)
+    if args.objective == "grpo":
+        strategy = noted_settings(args.score_addr[0]).get("strategy")
+        own |= set(task.metrics.get(strategy, task.first_metric).needs)
+        files.append(scored_addr(args))
+    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(own & task.hidden_fields)}
+    for path in filter(None, files):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them
-        fields_seen |= {
-            *saw.get("fields", ()),
-            *saw.get("models_saw", ()),
-            *(made.get("selected_by") or {}).get("saw", ()),
-        }
-    return sorted(fields_seen)
+        selected_by = made.get("selected_by") or {}
+        fields |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *selected_by.get("saw", ())}
+    return sorted(fields)
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
@@ -239,14 +221,15 @@ def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
     return load_prompt(task.prompts["teacher"], args.prompts_dir)
 
 
-def load_trainer(args: Namespace) -> type | None:
-    """Import the objective's trainer, with torch and perhaps TRL; None for the generator's own."""
+def load_trainer(args: Namespace) -> type:
+    """Import the objective's trainer, with torch and perhaps TRL."""
     if args.objective == "dpo":
-        from utils.objectives.pairs import PairTrainer as Trainer
-    elif args.objective == "distill":
-        from utils.objectives.distillation import DistillationTrainer as Trainer
-    elif args.objective == "grpo":
-        from utils.objectives.grpo import ScoreTrainer as Trainer
-    else:
-        return None
-    return Trainer
+        from utils.objectives.pairs import PairTrainer
+
+        return PairTrainer
+    from utils.objectives import trainers
+
+    if args.lora_rank is None:
+        return trainers.EncoderDecoderTrainer
+    kinds = {"sft": trainers.CausalTrainer, "distill": trainers.DistillationTrainer, "grpo": trainers.ScoreTrainer}
+    return kinds[args.objective]

@@ -7,24 +7,26 @@ from typing import Any
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
-from utils.generator.trainer import Setup
+from utils.training.examples import Training
 from utils.training.resumable import Resumable
 
 
 class PairTrainer(Resumable, DPOTrainer):
     """DPO (arXiv 2305.18290) with the start model as reference: the base without the adapter, or the start adapter."""
 
-    length_flag = "--max_input_length"
-
-    def __init__(self, its: Setup):
+    def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         rows = [
-            {"prompt_ids": list(one.prompt), "chosen_ids": list(one.target), "rejected_ids": list(one.rejected)}
-            for one in its.examples
+            {
+                "prompt_ids": list(example.prompt),
+                "chosen_ids": list(example.target),
+                "rejected_ids": list(example.rejected),
+            }
+            for example in training.examples
         ]
-        config = DPOConfig(**its.settings(), beta=its.flags.beta, max_length=None)
-        tokenizer = its.chat.tokenizer
-        super().__init__(its.model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
-        self.follow(its.recorder, [one.length for one in its.examples])
+        self._training = training
+        config = DPOConfig(**settings, beta=training.args.beta, max_length=None)
+        dataset, tokenizer = Dataset.from_list(rows), training.chat.tokenizer
+        super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset  # it is tokenized
@@ -32,3 +34,6 @@ class PairTrainer(Resumable, DPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
         shutil.rmtree(Path(output_dir or self.args.output_dir, "ref"), ignore_errors=True)  # made at each start
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write no model card: TRL's knows neither base model nor data; manifest.json has both."""

@@ -15,16 +15,16 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
 from utils.cli import UserError, is_first_process
 from utils.cli.errors import first_five, quote
-from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
-from utils.generator.examples import Example
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import metric_behind
 from utils.runs.trace import TRACE, Line, read_trace
 from utils.tables.sample_scores import are_rewards, in_order, read_rewards, read_sample_scores, split
+from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
 ADVANTAGES = ("grpo", "pr2")
@@ -69,44 +69,38 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
 
 def examples_of_round(args: Namespace, records: list[Record], window: Window) -> tuple[list[Example], list[str]]:
     """Return an example per call to learn from, with its advantage, and lines that say what was left out."""
-    responses_addr = scored_addr(args)
-    responses = read_responses(responses_addr)
-    refuse_other_questions(responses_addr, responses, records)
-    known = {record["id"]: record for record in records}
-    if foreign := sorted(responses.keys() - known.keys()):
-        raise UserError(f"{responses_addr}: questions that are not in {args.inputs_addr}: {first_five(foreign)}")
-    calls = read_calls(args)
-    scores = sample_scores(args, responses_addr, responses, calls)
-    counts = Counter[str]()
-    advantages: dict[Sample, float] = {}
+    responses = read_responses_to(records, scored_addr(args))
+    calls, searched = read_calls(args)
+    scores = sample_scores(args, responses, calls)
+    record_of, counts, examples = {record["id"]: record for record in records}, Counter[str](), []
     for question_id in responses:
         of_question = scores.get(question_id, {})
-        searched = {number: any("search" in line for line in calls[question_id, number]) for number in of_question}
-        weighted = (
-            relative_scores(of_question) if args.advantage == "grpo" else relative_to_no_search(of_question, searched)
-        )
-        counts["questions whose samples cannot be told apart"] += not weighted
-        advantages |= {(question_id, number): advantage for number, advantage in weighted.items()}
+        if args.advantage == "grpo":
+            advantages = relative_scores(of_question)
+        else:
+            advantages = relative_to_no_search(of_question, {n: (question_id, n) in searched for n in of_question})
+        counts["questions whose samples cannot be told apart"] += not advantages
+        for number, advantage in advantages.items():
+            for line in calls[question_id, number]:
+                if line["text"] is None:
+                    continue
+                if line.get("truncated") and not args.keep_cut:
+                    counts["calls that were cut off"] += 1
+                    continue
+                example = example_of(line, record_of[question_id], window, advantage)
+                counts["calls that exceed --max_target_length or, with their prompt, the window"] += example is None
+                examples += [example] if example else []
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
-    examples = []
-    for sample, advantage in advantages.items():
-        for line in calls[sample]:
-            if line.get("role") != args.role or line["text"] is None:
-                continue
-            if line.get("truncated") and not args.keep_cut:
-                counts["calls that were cut off"] += 1
-                continue
-            example = example_of(line, known[sample[0]], window, advantage)
-            counts["calls that exceed --max_target_length or, with their prompt, the window"] += example is None
-            examples += [example] if example else []
-    left_out = [f"{count} {what} are left out" for what, count in counts.items() if count]
-    return examples, left_out
+    return examples, [f"{count} {what} are left out" for what, count in counts.items() if count]
 
 
-def hashes_of_round(args: Namespace) -> dict[str, Any]:
-    """Return the hashes of a round's files, for the settings."""
-    return {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args)),
-            "scores": sorted(map(file_hash, args.score_addr))}  # fmt: skip
+def read_responses_to(records: list[Record], path: str, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Return a response file's content; UserError if a question is not in the dataset, or another one there."""
+    responses = read_responses(path, task)
+    refuse_other_questions(path, responses, records)
+    if foreign := sorted(responses.keys() - {record["id"] for record in records}):
+        raise UserError(f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
+    return responses
 
 
 def note_other_model(args: Namespace, identity: str) -> None:
@@ -118,16 +112,22 @@ def note_other_model(args: Namespace, identity: str) -> None:
         print(f"note: {args.trace_addr}: {what}; samples should be the model's own", file=sys.stderr)
 
 
-def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
-    """Return the lines of the trace by sample; UserError if none is of --role."""
+def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
+    """Return the calls of --role by sample, and the samples that searched; UserError if there is no such call."""
     if not args.trace_addr.endswith(TRACE):
         raise UserError(f"--trace_addr {args.trace_addr}: not the name of a trace, which ends with {TRACE}")
     output = args.trace_addr.removesuffix(TRACE)
-    calls, roles = {}, set()
+    calls: dict[Sample, list[Line]] = {}
+    searched, roles = set(), set()
     for line in read_trace(output):
-        calls.setdefault((line["id"], line["sample"]), []).append(line)
+        sample = line["id"], line["sample"]
+        calls.setdefault(sample, [])
+        searched |= {sample} if "search" in line else set()
         roles |= {line["role"]} if "role" in line else set()
-        if line.get("role") == args.role and line.get("reasoning"):
+        if line.get("role") != args.role:
+            continue
+        calls[sample].append(line)
+        if line.get("reasoning"):
             raise UserError(
                 f"{args.trace_addr}: id {quote(line['id'])}: a call with thoughts, which a training would not learn\n"
                 "  sample with a model that does not think"
@@ -136,14 +136,14 @@ def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
         raise UserError(f"--role {args.role}: {args.trace_addr} has calls of {', '.join(sorted(roles)) or 'no role'}")
     if (read_manifest(output) or {}).get("arguments", {}).get("chat_template_kwargs"):
         raise UserError(f"{output}: was made with --chat_template_kwargs, which a training does not have")
-    return calls
+    return calls, searched
 
 
 def sample_scores(
-    args: Namespace, responses_addr: str, responses: Mapping[str, list], calls: Mapping[Sample, list[Line]]
+    args: Namespace, responses: dict[str, list[dict[str, Any]]], calls: Mapping[Sample, list[Line]]
 ) -> dict[str, dict[int, float]]:
     """Return each sample's reward, higher is better, by question id and number; one without a verdict has none."""
-    samples = split(dict(responses))
+    samples, responses_addr = split(responses), scored_addr(args)
     if are_rewards(args.score_addr):
         scores, lower_is_better = read_rewards(in_order(args.score_addr, samples, responses_addr)), False
     else:
@@ -158,10 +158,10 @@ def sample_scores(
     rewards: dict[str, dict[int, float]] = defaultdict(dict)
     for number, of_sample in enumerate(scores):
         for question_id, score in of_sample.items():
-            lines = [line for line in calls.get((question_id, number), ()) if line.get("role") == args.role]
-            if args.keep_cut and any(line.get("truncated") for line in lines):
+            called = calls.get((question_id, number))  # None if the trace lacks the sample
+            if args.keep_cut and any(line.get("truncated") for line in called or ()):
                 rewards[question_id][number] = 0.0
-            elif score is not None and (question_id, number) in calls:
+            elif score is not None and called is not None:
                 rewards[question_id][number] = -score if lower_is_better else score
     return rewards
 
@@ -175,18 +175,15 @@ def example_of(line: Line, record: Record, window: Window, advantage: float) -> 
     target = target[:-1] if line.get("stop") or line.get("truncated") else target
     if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
         return None
-    return Example(record, Fitted(prompt, 0, 0), array("i", target), False, advantage=advantage)
+    return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage)
 
 
-def describe_round(path: str, examples: Sequence[Example], left_out: Sequence[str]) -> str:
+def describe_round(path: str, examples: Sequence[Example]) -> str:
     """Return a description of what is learnt."""
-    longest = max((example.length for example in examples), default=0)
-    questions = len({example.record["id"] for example in examples})
-    tokens = sum(len(example.target) for example in examples)
-    raised = sum(example.advantage > 0 for example in examples)
-    size = math.sqrt(fmean(example.advantage**2 for example in examples)) if examples else 0.0
-    lines = [
-        f"{path}: {len(examples)} calls of {questions} questions, {tokens} tokens to learn; the longest "
-        f"call {longest} tokens; {raised} calls have an advantage above 0; root mean square {size:.2f}"
-    ]
-    return "\n".join([*lines, *(f"  {note}" for note in left_out)])
+    size = math.sqrt(fmean(example.advantage**2 for example in examples))
+    return (
+        f"{path}: {len(examples)} calls of {len({example.record['id'] for example in examples})} questions, "
+        f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call "
+        f"{max(example.length for example in examples)} tokens; {sum(example.advantage > 0 for example in examples)} "
+        f"calls have an advantage above 0; root mean square {size:.2f}"
+    )

@@ -15,7 +15,7 @@ from prompts import History, Messages, Prompt
 from retrieval.search import MOST, Search, Searched
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Judge, Parser
-from utils.benchmarks.task import Output as Form
+from utils.benchmarks.metric import Output as Form
 from utils.benchmarks.task import Task
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece

@@ -13,7 +13,7 @@ from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
 from utils.generation.model import Model
 from utils.parsing import plans as parsing
-from utils.planner.examples import trained_variables
+from utils.planner.model import trained_variables
 from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.runs.answers import Dataset, Method, Responses
 from utils.runs.stage import Stage

@@ -69,7 +69,7 @@ def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     check_could_write(folder / "manifest.json")
     if is_first_process():
         check_free(folder / "training_log.jsonl")
-    return _resumed(args, *_find_run(args, settings))
+    return _find_run(args, settings, None)
 
 
 def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
@@ -82,7 +82,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json", links=True)
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
-    run = _resumed(args, *_find_run(args, settings), lock)
+    run = _find_run(args, settings, lock)
     if lock is not None and run.checkpoint is not None:
         # The run may have been killed right after its newest checkpoint was complete.
         for staged in folder.rglob(f"*.{STAGED}"):
@@ -91,16 +91,8 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     return run
 
 
-def _resumed(args: argparse.Namespace, checkpoints: list[Path], differing: str, lock: Lock | None = None) -> Run:
-    """Return the run that resumes from the last complete one of these checkpoints, or replaces them all."""
-    if differing or not args.resume:
-        return Run(Path(args.output_dir), None, lock, replaced=checkpoints)
-    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
-    return Run(Path(args.output_dir), whole[-1] if whole else None, lock, replaced=[])
-
-
-def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
-    """Return existing checkpoints and how their run's settings differ; UserError as in `open_run`."""
+def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | None) -> Run:
+    """Return the run that resumes from the last complete checkpoint, or replaces all; UserError as in `open_run`."""
     folder = Path(args.output_dir)
     steps = [*range(args.save_steps, args.max_steps, args.save_steps), args.max_steps]
     taken = [path for step in steps if lexists(path := folder / f"checkpoint-{step}") and not path.is_dir()]
@@ -109,8 +101,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
         raise UserError(
             f"{taken[0]}: a checkpoint will be saved here; move this file away, or give another --output_dir"
         )
-    checkpoints = find_checkpoints(folder)
-    manifest = read_folder_manifest(folder)
+    checkpoints, manifest = find_checkpoints(folder), read_folder_manifest(folder)
     if checkpoints and manifest is None:
         raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
     differing = differences(manifest["settings"], settings) if checkpoints else ""
@@ -119,14 +110,17 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
             f"{folder}: a run with other settings: {differing}\n"
             "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
         )
-    return checkpoints, differing
+    if differing or not args.resume:
+        return Run(folder, None, lock, replaced=checkpoints)
+    complete = [path for path in checkpoints if read_folder_manifest(path) is not None]
+    return Run(folder, complete[-1] if complete else None, lock, replaced=[])
 
 
 def link_checkpoints(folder: Path, newest: Path) -> None:
     """Point the links `best` and `last` to checkpoints, by the manifest of the newest complete one."""
     best_step = read_folder_manifest(newest).get("best_step")
     links = {} if best_step is None else {"best": f"checkpoint-{best_step}"}
-    links |= {} if is_interim(newest) else {"last": newest.name}
+    links |= {} if has_mark(newest, "interim") else {"last": newest.name}
     for name, target in links.items():
         link = folder / name
         if not (link.is_symlink() and str(link.readlink()) == target):
@@ -145,10 +139,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
-def is_interim(checkpoint: Path) -> bool:
-    return has_mark(checkpoint, "interim")
-
-
 def has_mark(checkpoint: Path, mark: str) -> bool:
     """Tell whether a checkpoint's manifest has a mark: "interim", "unevaluated" or "stopped_early"."""
     return bool((read_folder_manifest(checkpoint) or {}).get(mark))
@@ -164,10 +154,3 @@ def drop_states(folder: Path) -> None:
     for path in folder.glob("checkpoint-*/*"):
         if any(map(path.match, STATES)):
             path.unlink()
-
-
-def remove_superseded(folder: Path, step: int) -> None:
-    """Delete interim and incomplete checkpoints before `step`, whose checkpoint is complete."""
-    for checkpoint in find_checkpoints(folder):
-        if step_of(checkpoint) < step and (is_interim(checkpoint) or read_folder_manifest(checkpoint) is None):
-            remove_checkpoint(checkpoint)

@@ -4,23 +4,25 @@ import argparse
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from utils import cli
+from utils.benchmarks.checks import Record
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run
+from utils.files.manifest import describe_run, refuse_unranked
 from utils.files.writing import write_atomically
-from utils.models.devices import check_devices
+from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
 from utils.models.machine import check_before_fetching, describe_disk, describe_weights
-from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run, step_of
+from utils.records.datasets import Needs, read_dataset
+from utils.training.checkpoints import Run, check_run, drop_states, open_run, step_of
+from utils.training.examples import Training
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
 
@@ -35,8 +37,8 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
     add("--model_addr", required=True, metavar="MODEL", help=model_help)
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     # fmt: on
-    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
-    parser.decides_nothing("--cache_dir", "where it is kept")
+    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes are settings")
+    parser.decides_nothing("--cache_dir", "it only says where models are kept")
     parser.names_model("--model_addr")
 
 
@@ -59,12 +61,27 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     cli.add_log_argument(parser, group)
     # fmt: on
     parser.decides_nothing(
-        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
+        "--per_device_train_batch_size --gradient_accumulation_steps",
+        "their product with the number of devices is a setting",
     )
-    parser.decides_nothing("--gradient_checkpointing", "how fast it trains")
-    parser.decides_nothing("--prompts_dir", "the prompt's hash does")
-    parser.decides_nothing("--report_to", "which figures are shown")
-    parser.decides_nothing("--resume --overwrite", "what may be replaced")
+    parser.decides_nothing("--gradient_checkpointing", "it only changes speed and memory")
+    parser.decides_nothing("--prompts_dir", "the prompt's hash is a setting")
+    parser.decides_nothing("--report_to", "it only shows figures elsewhere")
+    parser.decides_nothing("--resume --overwrite", "they only say what may be replaced")
+
+
+def read_datasets(args: Namespace, needs: Needs, is_ranked: bool = True) -> list[list[Record]]:
+    """Return the records to learn from and those to evaluate on, if any; UserError if they are not ranked, but should.
+
+    Args:
+        is_ranked: whether they should be.
+    """
+    datasets = []
+    for path in (args.inputs_addr, args.validation_addr):
+        datasets.append(read_dataset(path, needs) if path else [])
+        if path and is_ranked:
+            refuse_unranked(path, args.unranked)
+    return datasets
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
@@ -79,40 +96,19 @@ def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, 
     }
 
 
-def execute(
-    args: Namespace,
-    settings: dict[str, Any],
-    described: str,
-    selection: Selection,
-    learn: Callable[[dict[str, Any], dict[str, Any], Run], dict[str, Any]],
-    lengths: Sequence[int],
-    value_bytes: int = 2,
-) -> int:
+def execute(training: Training) -> int:
     """Describe a training (--dry_run), or train or resume it, and return the exit code.
 
     UserError if its learning rate would be 0 in every step: a warm-up begins at 0.
-
-    Args:
-        described: a description of the data and the batches.
-        learn: trains; takes the model's source, the manifest of every checkpoint, and the run, and returns figures.
-        lengths: tokens of each example; empty if the model samples the texts that it learns from.
-        value_bytes: bytes per weight, including gradient and optimizer states if the weight is trained.
     """
+    args, settings = training.args, training.settings
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
         raise UserError(
             f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, steps: "
             f"{args.max_steps}, of warm-up: {args.warmup_steps}\n  give a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
-        run = check_run(args, settings)
-        check_settings(args)
-        say(described)
-        what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
-        lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
-        say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
-        if isinstance(args.dry_run, str) and cli.is_first_process():
-            rows = [] if run.is_finished(args.max_steps) else [row_of_training(args, run, lengths, value_bytes)]
-            write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
+        describe(training, check_run(args, settings))
         return 0
 
     from accelerate import PartialState
@@ -125,12 +121,14 @@ def execute(
     else:
         check_settings(args)
         check_devices()
-        check_before_fetching(args.model_addr, args.cache_dir, value_bytes)
-        say(described)
+        check_before_fetching(args.model_addr, args.cache_dir, training.value_bytes)
+        say(training.description)
         announce(f"loading {args.model_addr}")
+        from utils.training.trainer import train
+
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
-        figures = learn(source, manifest, run)
-        say(f"{args.output_dir}: {selection.describe_end(figures)}")
+        figures = train(training, run, manifest, source)
+        say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
     # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
@@ -138,19 +136,29 @@ def execute(
     return 0
 
 
-def row_of_training(args: Namespace, run: Run, lengths: Sequence[int], value_bytes: int) -> dict[str, Any]:
-    """Return the figures of the steps that are left, for the file of --dry_run FILE."""
+def describe(training: Training, run: Run) -> None:
+    """Print what would be trained and what it needs; write the figures of the steps left to the file of --dry_run."""
+    args, value_bytes = training.args, training.value_bytes
+    check_settings(args)
+    what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
+    lines = [training.description, *describe_weights(args.model_addr, args.cache_dir, value_bytes, what)]
+    say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
+    if not isinstance(args.dry_run, str) or not cli.is_first_process():
+        return
     steps = args.max_steps - (step_of(run.checkpoint) if run.checkpoint else 0)
-    examples = steps * effective_batch_size(args)
-    return {
+    num_examples = steps * effective_batch_size(args)
+    # Not of examples whose text the model samples.
+    lengths = [example.length * (2 if example.rejected else 1) for example in training.examples if example.target]
+    row = {
         "outputs": [args.output_dir],
         "unit": "examples",
         "model": args.model_addr,
         "steps": steps,
-        "examples": examples,
-        "tokens": round(examples * sum(lengths) / len(lengths)) if lengths else None,
+        "examples": num_examples,
+        "tokens": round(num_examples * sum(lengths) / len(lengths)) if lengths else None,
         "value_bytes": value_bytes,
     }
+    write_atomically(args.dry_run, json.dumps([] if run.is_finished(args.max_steps) else [row], indent=2) + "\n")
 
 
 def check_settings(args: Namespace) -> None:
@@ -197,14 +205,28 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
     """Describe how many of `what` a step learns from, and the paper's number if there is one and it differs."""
     size = effective_batch_size(args)
     return (
-        f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
-        f"accumulated x {num_processes()} processes = {size} {what} a step"
-        + ("" if paper in (None, size) else f" (the paper's is {paper})")
+        f"effective batch size: {args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} "
+        f"accumulation steps x {num_processes()} processes = {size} {what} per step"
+        + ("" if paper in (None, size) else f" (paper: {paper})")
     )
 
 
-def check_launch(script: str) -> None:
-    """Raise UserError if several GPUs are visible to one process, which would use only one."""
+def set_up(args: Namespace, script: str) -> None:
+    """Set up the log and torch's memory, and check how the script was started.
+
+    UserError unless transformers knows the tracker (--report_to) and its package is installed, or if several GPUs are
+    visible to one process, which would use only one.
+    """
+    cli.set_up_logging(args.log_level)
+    set_up_allocator()
+    if args.report_to != "none":
+        from transformers.integrations import get_available_reporting_integrations
+
+        if args.report_to not in (available := get_available_reporting_integrations()):
+            names = ", ".join(available) or "none"
+            raise UserError(
+                f"--report_to {args.report_to}: not installed, or unknown to transformers; installed: {names}"
+            )
     if cli.is_launched():
         return
     for name in cli.LAUNCHED:  # set for something else: torch would wait for processes that nobody starts
@@ -217,14 +239,3 @@ def check_launch(script: str) -> None:
             f"  use them all: accelerate launch --multi_gpu --num_processes {count} {script} ...\n"
             f"  or one of them: CUDA_VISIBLE_DEVICES=0 python {script} ..."
         )
-
-
-def check_report_to(tracker: str) -> None:
-    """Raise UserError unless transformers knows this tracker and its package is installed."""
-    if tracker == "none":
-        return
-    from transformers.integrations import get_available_reporting_integrations
-
-    if tracker not in (available := get_available_reporting_integrations()):
-        names = ", ".join(available) or "none"
-        raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {names}")

@@ -1,6 +1,6 @@
-"""A training's base model: device, data type, attention, LoRA modules, loss, and greedy texts.
+"""Models in transformers: loading them, the choice of attention, LoRA's modules, the loss on targets, and replies.
 
-It imports torch and transformers.
+It imports torch, transformers and peft.
 """
 
 import logging
@@ -25,7 +25,8 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_
 
 from utils.cli import UserError, is_first_process
 from utils.models.loading import MODEL_FILES, loading
-from utils.training import NO_LOSS
+
+NO_LOSS = -100  # the label of tokens without a loss, by the convention of torch and TRL
 
 
 def quiet_libraries() -> None:
@@ -37,12 +38,6 @@ def quiet_libraries() -> None:
             logging.getLogger(name).setLevel(level)
     transformers.logging.set_verbosity(level)
     transformers.logging.disable_progress_bar()
-
-
-def set_pad_token(chat: Any) -> None:
-    """Let a tokenizer without a padding token pad with the end of a turn: padding is masked, so any token would do."""
-    if chat.tokenizer.pad_token_id is None:
-        chat.tokenizer.pad_token = chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)
 
 
 def device_name(count: int) -> str:
@@ -61,8 +56,8 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
     # Unlike vLLM, transformers silently drops a cap on attention scores if a kernel has no such argument.
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     # If this list lacks it, transformers would use another FlashAttention, fetched from the hub as code.
-    known = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
-    takes_flash = model_class._supports_flash_attn and "flash_attention_2" in known
+    kernels = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
+    takes_flash = model_class._supports_flash_attn and "flash_attention_2" in kernels
     takes_flash &= not is_capped or is_flash_attn_greater_or_equal("2.6.0")
     if takes_flash and bf16 and is_flash_attn_2_available():
         return "flash_attention_2"
@@ -88,17 +83,18 @@ def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
-    """Return LoRA's config by the flags (in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases)."""
-    modules, model_type = args.lora_target_modules, model.config.model_type
+    """Return LoRA's config by the flags, or for flags that a command lacks, as in the paper's appendix E."""
+    flags = Namespace(**{"lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": None, **vars(args)})
+    modules, model_type = flags.lora_target_modules, model.config.model_type
     if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if modules and modules != ["all-linear"] and (unknown := sorted(set(modules) - names)):
         raise UserError(f"--lora_target_modules: {args.model_addr} has no module {', '.join(unknown)}")
     return LoraConfig(
-        r=args.lora_rank,
-        lora_alpha=args.lora_alpha,
-        lora_dropout=args.lora_dropout,
+        r=flags.lora_rank,
+        lora_alpha=flags.lora_alpha,
+        lora_dropout=flags.lora_dropout,
         target_modules="all-linear" if modules == ["all-linear"] else modules,
         bias="none",
         task_type="CAUSAL_LM",

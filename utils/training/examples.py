@@ -1,0 +1,149 @@
+"""What a command trains, and the examples that it learns from: prompts and texts as token ids."""
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prompts import Prompt
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
+from utils.cli import UserError
+from utils.cli.errors import first_five
+from utils.cli.flags import Arguments
+from utils.generation.chat import LocalChat, PlainText
+from utils.generation.fitting import Fitted, Window
+from utils.training.checkpoints import Selection
+
+Texts = dict[str, tuple[str, bool]]  # by question id, what the model wrote, and whether it was cut
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What to learn from one question, as texts."""
+
+    record: Record
+    values: Mapping[str, str]  # for the prompt
+    target: str = ""  # empty if the model samples its own texts
+    rejected: str | None = None  # dpo: the text that is worse than the target
+    notes: str | None = None  # distill: what only the teacher sees
+    is_cut: bool = False  # target or rejected text ended at a token limit when it was written
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question with the text to learn."""
+
+    record: Record
+    fitted: Fitted
+    target: array  # token ids of the text, then the token that ends it
+    is_cut: bool = False  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
+    rejected: Sequence[int] = ()  # dpo: token ids of the worse text
+    teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
+    advantage: float = 0.0  # grpo: of the sample that the text is part of
+
+    @property
+    def prompt(self) -> Any:
+        """The prompt's token ids, or its passages for fusion in decoder."""
+        return self.fitted.prompt
+
+    @property
+    def length(self) -> int:
+        """The most tokens of a prompt and a text that the model computes at once."""
+        return max(len(self.prompt), len(self.teacher)) + max(len(self.target), len(self.rejected))
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a command trains."""
+
+    args: Arguments
+    settings: dict[str, Any]
+    description: str  # of the data and the batches
+    selection: Selection
+    chat: LocalChat | PlainText
+    examples: list[Example]
+    validation: list[Example]  # if empty, nothing is evaluated
+    score: Callable[[Texts], dict[str, float]]  # returns an evaluation's figures
+    load_trainer: Callable[[], type]  # imports torch
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes per weight: two, or if all are trained, with gradient and AdamW's averages, in float32."""
+        return 2 if self.args.lora_rank else 16
+
+
+def make_examples(
+    task: Task,
+    lessons: Sequence[Lesson],
+    prompt: Prompt,
+    window: Window,
+    num_contexts: int,
+    trim_items: bool = False,
+    teacher: Prompt | None = None,
+    cuts_targets: bool = True,
+) -> list[Example]:
+    """Make an example of each lesson, with the prompt of baselines.py or planpers.py.
+
+    Questions whose prompt does not fit a causal model are left out. Student and teacher see the same posts.
+
+    Args:
+        cuts_targets: cut a text to the longest output that the window allows. Otherwise texts are whole, and take the
+            room that they need in the window.
+    """
+    examples = []
+    for lesson in lessons:
+        record, taught = lesson.record, array("i")
+        most_tokens = window.max_tokens if cuts_targets else window.length
+        (target, is_cut), (rejected, is_rejected_cut) = (
+            render_text(text, window.chat, most_tokens) for text in (lesson.target, lesson.rejected or "")
+        )
+        room = window if cuts_targets else replace(window, max_tokens=len(target))
+        items = task.best_items(record, num_contexts or None)
+        if teacher is not None:
+            for_teacher = room.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
+            if for_teacher is None:
+                continue
+            taught, items = for_teacher.prompt, items[: for_teacher.num_contexts_used]
+        if trim_items:
+            fitted = room.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
+        else:
+            fitted = room.fit(prompt, items, task.join, **lesson.values)
+        if fitted is not None:
+            is_cut |= is_rejected_cut or lesson.is_cut
+            examples.append(Example(record, fitted, target, is_cut, rejected, taught))
+    return examples
+
+
+def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tuple[array, bool]:
+    """Return a text to learn as token ids with the end of the turn, and whether it was cut; none for an empty text."""
+    if not text:
+        return array("i"), False
+    [*words, end] = chat.render_reply(text)
+    kept = words[: most_tokens - 1]
+    return array("i", [*kept, end]), len(kept) < len(words)
+
+
+def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson], examples: Sequence[Example]) -> None:
+    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
+    fitting = {example.record["id"] for example in examples}
+    if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
+        raise UserError(
+            f"{flag} {length}: too small for {len(too_long)} of {len(lessons)} questions of {path}\n"
+            f"  too long even without posts: {first_five(too_long)}"
+        )
+
+
+def describe_examples(path: str, examples: Sequence[Example], counted: str = "questions") -> str:
+    """Describe a dataset's examples; `counted` is the word after their number."""
+    prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
+    num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
+    return (
+        f"{path}: {len(examples)} {counted}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
+        f"targets: {sum(len(example.target) for example in examples)} tokens; "
+        f"the longest example {max((example.length for example in examples), default=0)} tokens\n"
+        f"  {sum(prompt.num_contexts_used for prompt in fitted)} posts, {num_cut} of them cut; "
+        f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
+        f"{sum(getattr(prompt, 'question_cut', False) for prompt in fitted)} questions, "
+        f"{sum(example.is_cut for example in examples)} targets"
+    )
