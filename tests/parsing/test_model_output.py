@@ -48,6 +48,7 @@ ANSWERS = [
     ('{"properties": {"personalized_answer": {"type": "string"}}}', None, NONE),
     ('{"personalized_answer": "<your answer>"}', None, NONE),
     ('{"personalized_answer": "[insert your answer here]"', None, NONE),
+    ('{"personalized_answer": "I hope that you find the answer"}', "I hope that you find the answer", "strict"),
     # Commands of LaTeX, which are escapes in JSON.
     (
         r'{"personalized_answer": "\frac{1}{2}, \theta, \nabla, \times, \rho, \beta\nnot \tone\fall"}',

@@ -42,8 +42,8 @@ _BRACE_AFTER = re.compile(r"\s*+\}")
 _ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
 _FORM = pattern(
-    r"<[^<>]{1,200}>|[\[{(]?[^\[\]{}()]{0,100}\b(?:your|the|an?) (?:personalized )?answer(?: here)?[\]})]?|\.{3}|…"
-    r"|[\[{(][^\[\]{}()]{0,100}\b(?:here|insert)\b[^\[\]{}()]{0,100}[\]})]|string|text|todo"
+    r"<[^<>]{1,200}>|[\[{(][^\[\]{}()]{0,100}\b(?:answer|here|insert|your)\b[^\[\]{}()]{0,100}[\]})]"
+    r"|(?:(?:write|insert|put|give) )?(?:your|the|an?) (?:personalized )?answer(?: here)?|\.{3}|…|string|text|todo"
 )
 # The beginning of a user's turn that a model makes up, in the forms of several chat templates.
 _USERS_TURN = pattern(
