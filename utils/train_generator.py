@@ -48,17 +48,7 @@ from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
 from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
-from utils.objectives.lessons import (
-    add_objective_arguments,
-    check_objective,
-    choose_prompt,
-    choose_teacher,
-    lessons_of,
-    load_trainer,
-    objective_of,
-    seen_in_training,
-    uses_references,
-)
+from utils.objectives import lessons
 from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
 from utils.scoring.verdicts import no_answer
 from utils.training import launch
@@ -115,7 +105,7 @@ def build_parser() -> cli.FlagParser:
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without a better one (default: never)")
     # fmt: on
-    add_objective_arguments(parser)
+    lessons.add_objective_arguments(parser)
     launch.add_run_arguments(parser)
     return parser
 
@@ -124,24 +114,24 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL would report every training run
     args = build_parser().parse_args(argv)
     launch.set_up(args, SCRIPT)
-    check_objective(args)
+    lessons.check_objective(args)
 
     def needs(task: Task) -> list[str]:
         seen = task.gold_plan_needs if args.objective == "distill" else ()
-        return ["profile", *task.asked_needs, *(["target"] if uses_references(args) else seen)]
+        return ["profile", *task.asked_needs, *(["target"] if lessons.uses_references(args) else seen)]
 
     is_ranked = args.num_contexts > 0 and args.objective != "grpo"
     records, validation_records = launch.read_datasets(args, needs, is_ranked)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
-    prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
+    prompt, teacher = lessons.choose_prompt(args, task), lessons.choose_teacher(args, task)
     args = with_defaults(args, task)
     identity = identify_local_model(args.model_addr, args.cache_dir)
     window = choose_window(args, task)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
     name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
     settings = launch.settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
-    settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
+    settings |= {"task": task.name, "metric": name, "saw_in_training": lessons.seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
         note_other_model(args, identity)
@@ -155,15 +145,15 @@ def main(argv: list[str] | None = None) -> int:
         """Return the examples of a dataset, and lines that say what was left out."""
         if args.objective == "grpo":
             return examples_of_round(args, records, window)
-        lessons, left_out = lessons_of(args, task, records, prompt)
-        examples = make_examples(task, lessons, prompt, window, args.num_contexts, args.trim_items, teacher)
-        refuse_too_long("--max_input_length", args.max_input_length, path, lessons, examples)
+        texts, left_out = lessons.lessons_of(args, task, records, prompt)
+        examples = make_examples(task, texts, prompt, window, args.num_contexts, args.trim_items, teacher)
+        refuse_too_long("--max_input_length", args.max_input_length, path, texts, examples)
         return examples, left_out
 
     examples, left_out = examples_of(args.inputs_addr, records)
     validation = examples_of(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
-    if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
+    if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
         examples = [example for example in examples if not example.is_cut]
     if not examples:
@@ -177,13 +167,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     score = partial(score_texts, task, name, [example.record for example in validation])
     description = describe_training(args, examples, validation, left_out)
-    chat, load = window.chat, partial(load_trainer, args)
+    chat, load = window.chat, partial(lessons.load_trainer, args)
     return launch.execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    is_round, usual = args.objective == "grpo", objective_of(args)
+    is_round, usual = args.objective == "grpo", lessons.objective_of(args)
     first = describe_round(args.trace_addr, examples) if is_round else describe_examples(args.inputs_addr, examples)
     lines = [first, *(f"  {note}" for note in notes)]
     if validation:
@@ -195,7 +185,7 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
     """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
     learns_texts = args.objective != "grpo"  # else the calls of a trace, with all their messages
-    if learns_texts and (task.history is not None or (uses_references(args) and "target" not in task.fields)):
+    if learns_texts and (task.history is not None or (lessons.uses_references(args) and "target" not in task.fields)):
         hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
@@ -233,7 +223,7 @@ def choose_window(args: argparse.Namespace, task: Task) -> Window:
 
 def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
     """Return the flags with the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
-    usual = objective_of(args)
+    usual = lessons.objective_of(args)
     size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
     if size is None:
         size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
@@ -250,7 +240,7 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    usual, at_once = objective_of(args), args.per_device_train_batch_size * launch.num_processes()
+    usual, at_once = lessons.objective_of(args), args.per_device_train_batch_size * launch.num_processes()
     epoch = math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
     max_steps = epoch * args.epochs
     return args.replaced(
