@@ -346,9 +346,9 @@ def describe_humans(human: dict[str, Any]) -> str:
     if most > 1:
         text += f"; {human['no_majority']} of the ties because there is no majority"
         if named > most:
-            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each pair"
+            text += ". Raters differ by question: utils/human_evaluation.py --collect prints the agreement of each pair"
         elif most == 2:
-            whom = "two raters" if named else "first and the second choice"
+            whom = "two raters" if named else "first and second choices"
             text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
     return f"{text}."
 
@@ -356,7 +356,7 @@ def describe_humans(human: dict[str, Any]) -> str:
 def describe_left_out(row: dict[str, Any]) -> str | None:
     missing = "result" if row["strategy"] == "pairwise" else "score of both systems"
     counts = {
-        "rated but not in its files": row["not_in_files"],
+        "rated but not in the files": row["not_in_files"],
         f"rated but without a {missing}": row["unscored"],
         "scored but not rated": row["not_rated"],
     }

@@ -97,7 +97,7 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("head", "rows", "said"),
     [
-        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, which dumps do not have"),
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, unlike StackExchange's dumps"),
         ("", '<row Id="1"', "incomplete or invalid XML: "),
         ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],

@@ -250,7 +250,7 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     ask(make_table, "--system", "Ours", scores)
     printed = capsys.readouterr()
     assert (
-        f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished."
+        f"Ours: 1 answer and {unfinished} verdicts missing, because thoughts were unfinished."
         in printed.out + printed.err
     )
 

@@ -243,9 +243,9 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within these"),
+        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
         (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
-        (["--model", "big=m"], "--model big=...: unknown name; the only one is small"),
+        (["--model", "big=m"], "--model big=...: unknown name; the only name is small"),
         (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),

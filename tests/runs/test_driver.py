@@ -167,7 +167,7 @@ def test_two_models_in_one_role_are_refused(api, tmp_path):
     words = [*api, "--inputs_addr", str(SAMPLE), "--output_addr", f"{tmp_path}/a.json", "--model_addr", "m"]
     args = prepare_run(baselines.build_parser().parse_args(words), [f"{tmp_path}/a.json"], [])
     stages = [*baselines.prepare(args), *baselines.prepare(args.replaced(model_addr="n"))]
-    with pytest.raises(ValueError, match="'generator' are two models, m and n"):
+    with pytest.raises(ValueError, match="'generator' has two models, m and n"):
         runner.models_of(stages)
 
 

@@ -1,4 +1,4 @@
-"""What a command needs of this machine (GPUs, memory, a C compiler, disk), checked before a run and told by --dry_run.
+"""What a command needs of this machine (GPUs, memory, C compiler, disk), checked before a run and printed by --dry_run.
 
 The dry run may be on another machine than the run, such as a login node. So a missing requirement is a line that begins
 with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
@@ -81,7 +81,7 @@ class Loaded(NamedTuple):
 
 
 def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
-    """Return the size of a model, from its configuration and `find_headers`; None if these do not tell.
+    """Return the size of a model, from its configuration and `find_headers`; None if these do not say.
 
     Args:
         dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.

@@ -59,7 +59,7 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
     told = _SCALE.sub("", body)
     found = list(_RATING.finditer(told))
     if _OTHER_NUMBER.search(_RATING.sub("", told)) is not None:
-        return nothing("another number than a rating from 1 to 5")
+        return nothing("a number that is not a rating from 1 to 5")
     if cut and not _is_first(found, told):
         return nothing(_BREAKS_OFF.format("a rating"))
     return _only([match[1] for match in found], "rating")

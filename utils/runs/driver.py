@@ -151,8 +151,8 @@ def report_raised(raised: Mapping[Key, str]) -> int:
     """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
-    again = "correct it and run the same command again; its completions are kept"
-    print(f"the method raised on {len(raised)} records; {again}:", file=sys.stderr)
+    again = "correct the method, then run the command again; its completions are kept"
+    print(f"the method raised an error on {len(raised)} records; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))

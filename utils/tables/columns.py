@@ -46,7 +46,7 @@ def strata_of(
     strata = {group: [group_questions] for group, group_questions in by_group.items()}
     if len(by_group) > 1:
         if taken := [name for name in (MACRO, ALL) if name in by_group]:
-            raise UserError(f"{taken[0]!r}: one of the groups has this name, which is a column's; give it another name")
+            raise UserError(f"{taken[0]!r}: a group has this name, which is a column's; give the group another name")
         groups = list(by_group.values())
         whole = [list(chain.from_iterable(groups))]
         strata |= {task.overall: whole} if task.overall else {MACRO: groups}

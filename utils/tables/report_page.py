@@ -29,7 +29,7 @@ MOST_ITEMS, OF_ITEM = 10, 2  # items shown per system, and messages per item: a 
 MOST_CHARACTERS = 1_000  # shown of a message
 
 RULE = (
-    f"Shown are the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
+    f"Shown: the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
     f"question is about (if its distance is known), and the first {OF_ITEM} messages of each system's best "
     f"{MOST_ITEMS} items. Messages are cut to {MOST_CHARACTERS:,} characters."
 )
