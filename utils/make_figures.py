@@ -1,4 +1,4 @@
-"""Draw the paper's figures, scores by group or two judges, best of N, or a training run, each as a PNG and a PDF.
+"""Draw a figure of the paper, scores by group or by two judges, best of N, or a training run, as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\

@@ -181,7 +181,7 @@ def print_table(steps: dict[str, Step]) -> None:
         cells = ["?"] * 7 if step["is_unknown"] else cells_of(every[-1], step["rows"], step["flags"])
         lines.append([str(number), name, waits, *cells])
     lines.append(
-        ["", "in all", "", *cells_of(total(every), [], {flag: [] for name in listed for flag in steps[name]["flags"]})]
+        ["", "total", "", *cells_of(total(every), [], {flag: [] for name in listed for flag in steps[name]["flags"]})]
     )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print()

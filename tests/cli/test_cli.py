@@ -386,11 +386,11 @@ def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_o
     assert [group.split()[0] for group in groups] == flags_of(flags)
     for group in groups:
         for words in (group.split(), [group.replace(" ", "=", 1)]):
-            expected = f"error: {group.split()[0]}: has no effect {message.format('it')}\n"
+            expected = f"error: {group.split()[0]}: has no effect {message.format(group.split()[0])}\n"
             assert refusal_of(parser, [*words, *command], capsys) == expected  # wherever they stand
     if len(groups) > 1:
         several = refusal_of(parser, [*command, *flags.split()], capsys)
-        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
+        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('these flags')}\n"
 
 
 def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):

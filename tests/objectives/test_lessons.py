@@ -316,7 +316,7 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     assert (row["unit"], row["examples"], row["tokens"]) == ("examples", 32, None)  # it samples the texts to learn
     printed = capsys.readouterr().out
     assert "0 questions left out, whose profile holds word for word what only the scorer may see" in printed
-    assert "= 32 questions a step; 1 steps an epoch" in printed and "GB of weights per GPU; activations" in printed
+    assert "= 32 questions a step; 1 steps an epoch" in printed and "GB of weights per GPU, plus activations" in printed
     assert not (tmp_path / "out").exists()
 
 

@@ -330,12 +330,12 @@ def test_invalid_method_files(runs, text, problem):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "0 of 13 answers need no request\n  generator: 13 requests, " in printed
+    assert "13 of 13 answers need requests\n  generator: 13 requests, " in printed
     assert "  requests that depend on the answers to these are not counted\n" in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "3 of 13 answers need no request\n  generator: 10 requests, " in capsys.readouterr().out
+    assert "10 of 13 answers need requests\n  generator: 10 requests, " in capsys.readouterr().out
 
 
 # Included methods

@@ -215,7 +215,7 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     assert (content["score"], content["num_unscored"]) == (None, 13)
     assert content["per_question_scores"][0]["details"][0]["reason"] == "the model returned no finite number"
     server.classifies = False
-    with pytest.raises(UserError, match="has no /classify; serve it by vLLM"):
+    with pytest.raises(UserError, match="has no /classify; serve the model with vLLM"):
         evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),

@@ -84,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
         for flags, when, why, remedy in self._rules:
             given = [flag for flag in flags if flag in self._given]
             if given and when(parsed):
-                verb, them = ("has", "it") if len(given) == 1 else ("have", "them")
+                verb, them = ("has", given[0]) if len(given) == 1 else ("have", "these flags")
                 leave = f"{remedy}, or leave" if remedy else "leave"
                 message = f"{', '.join(given)}: {verb} no effect {why}\n  {leave} {them} out"
                 refusals |= dict.fromkeys(given, message)

@@ -141,7 +141,7 @@ class APIEngine:
                     tokens = content["usage"]["prompt_tokens"]
                     return Rewarded(float("nan") if logit is None else float(logit), int(tokens))
             except AbsentError:
-                raise UserError(f"{model}: the {self.device} has no /classify; serve it by vLLM") from None
+                raise UserError(f"{model}: the {self.device} has no /classify; serve the model with vLLM") from None
             except (ValueError, KeyError, TypeError, IndexError, AttributeError):
                 problem = "did not return one number: is it a reward model, with one label?"
                 raise UserError(f"{model}: the {self.device} {problem}") from None
@@ -281,7 +281,7 @@ class APIEngine:
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
         text, thoughts = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
-        # Other kinds of servers answer 200 with a web page or an error.
+        # A server that is not such an API may answer 200 with a web page or an error.
         if text is None:
             shown = self._one_line(error or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {shown}")

@@ -203,7 +203,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
         needed = count_bytes(headers, value_bytes, without_head=False)
-        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
+        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU, plus activations")
         smallest = min((gpu.total for gpu in gpus), default=math.inf)
         lines += map(_missing, size_problems(f"the {what} of {name}", needed, smallest))
     return lines
@@ -250,7 +250,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     config = load_config(cached_folder(base, args.cache_dir))
     size = read_size(find_headers(base, args.cache_dir), config, args.dtype)
     if size is None:
-        return [f"note: {name}: memory needs unknown"]
+        return [f"note: {name}: unknown memory requirements"]
     if size.heads % num_gpus:
         raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
     loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)

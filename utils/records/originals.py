@@ -127,7 +127,7 @@ def rows_of(path: Path) -> Iterator[Any]:
 
 
 def is_wrapped(path: Path) -> bool:
-    """Tell whether a JSON file begins with an object."""
+    """Return whether a JSON file begins with an object."""
     if path.suffix == ".jsonl" or not path.is_file():
         return False
     with path.open("rb") as file:

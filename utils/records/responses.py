@@ -211,7 +211,7 @@ def refuse_gaps(path: str | Path) -> None:
 
 
 def is_by_encoder_decoder(path: str | Path) -> bool:
-    """Tell by their manifest whether answers were made by beam search, as LaMP's own are; False if unknown."""
+    """Return whether answers are by beam search, as LaMP's own are, according to the manifest; False if unknown."""
     return Path(path).is_file() and "num_beams" in settings_of(path)  # the file's reader reports a missing file
 
 

@@ -187,7 +187,8 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
         raise UserError(f"--chat_template_kwargs: {model.addr} was fine-tuned without them; leave the flag out")
     for name, value in current.items():
         if trained.get(name, value) != value:
-            print(f"note: {model.addr} was trained with {name} {trained[name]}, this run has {value}", file=sys.stderr)
+            difference = f"was trained with {name} {trained[name]}, but this run has {value}"
+            print(f"note: {model.addr} {difference}", file=sys.stderr)
     if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         print(f"note: {model.addr} was trained with a different {prompt.name} prompt", file=sys.stderr)
 

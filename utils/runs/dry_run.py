@@ -98,7 +98,7 @@ def describe_run(
         num_left: of the records, those that need requests.
     """
     names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {num_records - num_left} of {num_records} {stage.unit} need no request")
+    print(f"{names}: {num_left} of {num_records} {stage.unit} need requests")
     for role, requests in lacking.items():
         print(requests.describe(role))
     if lacking_searches:

@@ -142,7 +142,7 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
     if (args.verdicts or args.num_verdicts > 1) and (judge is None or judge.scale is None):
         raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; leave the flag out")
     if args.verdicts and args.openai:
-        raise UserError(f"{flag}: APIs do not return these likelihoods; give a local judge")
+        raise UserError(f"{flag}: APIs do not return the likelihood of a given text; give a local judge")
     several = flag if args.num_verdicts > 1 else ""
     if task.metrics[strategy].num_samples > 1 and "temperature" in args.given:
         several = f"--strategy {strategy}"

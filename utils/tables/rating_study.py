@@ -73,7 +73,7 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return the page's content, with its hash as the study's name; it does not tell which system gave an answer."""
+    """Return the page's content, with its hash as the study's name; it does not show which system gave an answer."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}

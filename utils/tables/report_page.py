@@ -64,12 +64,12 @@ class Side:
 
 
 def has_options(task: Task, record: Record) -> bool:
-    """Tell whether the record has options to choose the answer from; `Task.check` checks them."""
+    """Return whether the record has options to choose the answer from; `Task.check` checks them."""
     return task.options is not None and record.keys() >= set(task.options.needs)
 
 
 def is_whole(entry: Entry) -> bool:
-    """Tell whether the answer was judged as a whole, not aspect by aspect."""
+    """Return whether the answer was judged as a whole, not aspect by aspect."""
     return any("aspect" not in detail for detail in entry["details"])
 
 

@@ -159,7 +159,7 @@ def add_board_arguments(parser: argparse._ActionsContainer) -> None:
     add("--groups", nargs="+", type=_group, metavar="NAME=A,B,...",
         help="columns that join LaMP-QA's communities, or categories of your own (default: one per category)")
     add("--allow_partial", action="store_true",
-        help="allow systems that were not scored on the same questions, and use the common ones (off: refuse)")
+        help="allow systems that were not scored on the same questions, and use the common questions (off: refuse)")
     add_unscored_argument(parser)
     # fmt: on
 
