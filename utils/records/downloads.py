@@ -152,7 +152,7 @@ def write_questions(
             by_id[str(row.get("id"))] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
         return row
 
-    task = replace(task, convert=split_off) if responses else task
+    task = replace(task, files=replace(task.files, convert=split_off)) if responses else task
     return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
 
 
