@@ -244,7 +244,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
     ("more", "problem"),
     [
         (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
-        (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
+        (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; the topics are foodRecommendation, travelPlanning, "),
         (["--model", "big=m"], "--model big=...: unknown name; the only name is small"),
         (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),

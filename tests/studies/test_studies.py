@@ -127,7 +127,7 @@ def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(co
 def test_what_no_study_can_do_is_refused(tmp_path):
     done = study("figure3", OUT=tmp_path, GPUS=3, DRY_RUN=1)
     assert done.returncode == 2
-    assert "error: GPUS=3 cannot share a step of 32 questions evenly; take 2, 4 or 8\n" in done.stderr
+    assert "error: GPUS=3 cannot share a step of 32 questions evenly; use 2, 4 or 8\n" in done.stderr
     done = study("table2", OUT=tmp_path, MODELS="", OPENAI_MODELS="")
     assert (done.returncode, done.stderr) == (2, "error: MODELS and OPENAI_MODELS are both empty\n")
     for name in ("steps", "table2", "lamp", "lamp_flant5"):  # elsewhere than in the root
@@ -232,7 +232,7 @@ def usable_reply(request):
 
 def cells(stdout):
     """Return the rows of a dry run's table, and the sums, by step; without what a step waits for."""
-    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +in all .*\n)", stdout, re.MULTILINE)
+    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +total .*\n)", stdout, re.MULTILINE)
     rows = [re.split(r" {2,}", line.strip()) for line in lines.splitlines()]
     return {row[0 if row[0] == "total" else 1]: row[-7:] for row in rows}
 
@@ -431,7 +431,7 @@ def test_dpo_shares_the_first_samples_and_nothing_else_with_offline_rl(commands_
         table = commands[-1][1]
         assert table["system"][-1][0] == {"sft": "Offline RL", "dpo": "DPO"}[objective]
     assert len(made[0]) == len(made[1]) and not made[0] & made[1]
-    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: sft or dpo\n"
+    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: give sft or dpo\n"
 
 
 def test_the_planners_flags_are_not_the_policies(commands_of):

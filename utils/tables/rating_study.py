@@ -106,5 +106,5 @@ def make_key(
     }
     ids = list(questions)
     shares = {rater: [ids[place] for place in places] for rater, places in content["shares"]}
-    told = {"study": content["study"], "ask": content["ask"]}
-    return {**told, "systems": systems, "raters": shares, "questions": questions}
+    head = {"study": content["study"], "ask": content["ask"]}
+    return {**head, "systems": systems, "raters": shares, "questions": questions}
