@@ -1,4 +1,4 @@
-"""Score by a judge how well responses cover each aspect the user cares about (paper, section 3.2, Algorithm 1).
+"""Have a judge score how well responses cover each aspect the user cares about (paper, section 3.2, Algorithm 1).
 
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
@@ -92,10 +92,10 @@ def build_parser() -> cli.FlagParser:
         lambda args: args.strategy == "reward",
         "with --strategy reward, which generates no text",
     )
-    parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")
-    parser.decides_nothing("--num_contexts", "the settings of a reward model have it")
-    parser.decides_nothing("--reading", "the strategy that it selects does")
-    parser.decides_nothing("--allow_partial", "which pieces an output has; its manifest has their hash")
+    parser.not_a_setting("--inputs_addr --response_addr --score_addr", "the inputs' hashes are settings")
+    parser.not_a_setting("--num_contexts", "it is a setting of reward models alone")
+    parser.not_a_setting("--reading", "the strategy that it selects is a setting")
+    parser.not_a_setting("--allow_partial", "it only selects questions, and the manifest has the hash of their keys")
     # fmt: on
     return parser
 

@@ -43,7 +43,7 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
-    parser.decides_nothing("--rag", "it has no effect")
+    parser.not_a_setting("--rag", "it has no effect")
     # fmt: on
     return parser
 

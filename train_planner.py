@@ -85,8 +85,8 @@ def build_parser() -> cli.FlagParser:
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
     launch.add_run_arguments(parser)
-    parser.decides_nothing("--planner_target", "the lead-in is a setting")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "they only say when to save and evaluate")
+    parser.not_a_setting("--planner_target", "the lead-in is a setting")
+    parser.not_a_setting("--save_steps --eval_steps --eval_generate", "they only say when to save and evaluate")
     # fmt: on
     return parser
 
@@ -99,10 +99,12 @@ def main(argv: list[str] | None = None) -> int:
     def needs(task: Task) -> list[str]:
         return ["profile", *task.gold_plan_needs]
 
-    records, validation_records = launch.read_datasets(args, needs, is_ranked=args.num_contexts > 0)
+    records, validation_records = launch.read_datasets(args, needs)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
+    if args.num_contexts:
+        launch.check_ranked(args)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
     settings = settings_of_training(args, prompt, identify_local_model(args.model_addr, args.cache_dir))

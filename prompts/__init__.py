@@ -159,7 +159,7 @@ def own_prompt(text: str) -> Prompt:
     system = parts.pop(0)[1].removesuffix("\n") if parts[0][0] == "system" else None
     roles = [role for role, _ in parts]
     if roles[:1] != ["user"] or "system" in roles:
-        raise ValueError("ask: the parts of a prompt are [system] or nothing, [user], then any [assistant] and [user]")
+        raise ValueError("ask: a prompt has [system] (optional), then [user], then any [assistant] and [user] parts")
     (_, user), *further = [(role, part.removesuffix("\n")) for role, part in parts]
     digest, names = hashlib.sha256(text.encode()).hexdigest(), frozenset(_NAME.findall(text))
     return Prompt("own", system, user, digest, names, further=tuple(further))
@@ -212,5 +212,5 @@ def _check_folder(folder: Path, shipped: Path) -> None:
     known = {path.name for path in shipped.glob("*.txt")}
     names = {file.name for file in folder.glob("*.txt")}
     if not names or names - known:
-        problem = f"{min(names - known)} is not the name of a prompt" if names else "holds no prompt"
-        raise UserError(f"--prompts_dir {folder}: {problem}; a prompt is one of {', '.join(sorted(known))}")
+        problem = f"{min(names - known)} is not the name of a prompt" if names else "has no prompts"
+        raise UserError(f"--prompts_dir {folder}: {problem}; the names are {', '.join(sorted(known))}")

@@ -124,8 +124,8 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> t
         ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
         check_special_tokens(tokenizer, config, "pad_token")
         check_tokens(ids, tokenizer, size)
-    if not tokenizer.is_fast:  # such a one does not tell which texts it has cut
-        what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, which is not supported"
+    if not tokenizer.is_fast:  # a slow one does not report which texts it has cut
+        what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, and slow ones are not supported"
         raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
     return tokenizer, size
 

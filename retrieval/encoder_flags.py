@@ -55,6 +55,6 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling", device: str, dtyp
     if pooling != MEAN:
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
     if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
-        problem = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
+        problem = "E5 models expect 'query: ' and 'passage: ' before texts, but this model's files define no prompts"
         print(f"note: {args.model_name}: {problem}, so none are added", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, device, dtype, args.max_length, pooling)

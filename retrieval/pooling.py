@@ -34,8 +34,8 @@ class Pooling:
 
     def __str__(self) -> str:
         query, passage = self.prefixes
-        told = f"{self.mode} pooling" + (", normalized" if self.normalize else "")
-        return told + (f", {query!r} before questions, {passage!r} before posts" if query or passage else "")
+        pooling = f"{self.mode} pooling" + (", normalized" if self.normalize else "")
+        return pooling + (f", {query!r} before questions, {passage!r} before posts" if query or passage else "")
 
 
 MEAN = Pooling()  # Contriever's

@@ -42,7 +42,7 @@ class Source:
             if self.dataset.task.history is not None:
                 raise UserError(
                     f"{path}: --random_profile: {self.dataset.task.name}'s questions share histories, so another "
-                    "question's history may be the same user's; leave it out"
+                    "question's history may be the same user's; leave out --random_profile"
                 )
             if len(sizes) < 2:
                 raise UserError(f"{path}: holds only one question; --random_profile needs another user's profile")

@@ -111,10 +111,10 @@ def build_parser() -> FlagParser:
         "with a --ranker that needs no encoder",
         "give another --ranker",
     )
-    parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "the settings have their hashes")
-    parser.decides_nothing("--limit", "which questions an output has; its manifest has their hash")
-    parser.decides_nothing("--cache_dir --batch_size --device", "how fast it ranks")
-    parser.decides_nothing("--keep_embeddings", "another folder's content")
+    parser.not_a_setting("--input_dataset_addr --output_dataset_addr --model_name", "the inputs' hashes are settings")
+    parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their ids")
+    parser.not_a_setting("--cache_dir --batch_size --device", "they only decide where the encoder runs, and how fast")
+    parser.not_a_setting("--keep_embeddings", "it only adds a folder")
     # fmt: on
     return parser
 

@@ -47,7 +47,7 @@ SERVER = "search by {}"  # in the store, what made an encoder's orders, by its n
 def add_search_arguments(parser: FlagParser) -> None:
     """Add the flags of `ask.search`."""
     # fmt: off
-    group = parser.add_argument_group("searches of a method of your own (ask.search)")
+    group = parser.add_argument_group("searches of your own method (ask.search)")
     add = group.add_argument
     add("--search", choices=["bm25", "dense"], default="bm25",
         help="how ask.search compares a query with posts: shared words, or an encoder's embeddings (%(default)s)")
@@ -57,7 +57,7 @@ def add_search_arguments(parser: FlagParser) -> None:
     # fmt: on
     flags = f"{ENCODER_FLAGS} --search_device"
     parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "give --search dense")
-    parser.decides_nothing(f"--search --search_device {ENCODER_FLAGS}", "the settings of the search do")
+    parser.not_a_setting(f"--search --search_device {ENCODER_FLAGS}", "a search has settings of its own")
 
 
 class Searched:
@@ -129,8 +129,8 @@ class Search:
             stored = models_of_server(args.completions, SERVER.format(self._name))
             encoders = [model for model in stored if given.items() <= model.items()]
             if len(encoders) > 1:
-                problem = f"{args.completions} has orders by {len(encoders)} encoders of the name {self._name}"
-                raise UserError(f"{problem}\n  give the folder of the one to use as --model_name") from None
+                problem = f"{args.completions} has searches by {len(encoders)} encoders named {self._name}"
+                raise UserError(f"{problem}\n  give the encoder's folder as --model_name") from None
             if not encoders:
                 raise
             return {name: value for name, value in encoders[0].items() if name not in ("search", "servers")}
@@ -191,7 +191,7 @@ class Search:
             raise NotStoredError
         if self._args.cached_only:
             raise UserError(
-                f"{self.store.folder}: lacks the order of {record_id} for {quote(query)}\n"
+                f"{self.store.folder}: lacks a search of record {record_id} for {quote(query)}\n"
                 "  run the same command without --cached_only"
             )
         before, between = self._pooling.prefixes

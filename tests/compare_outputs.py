@@ -79,7 +79,7 @@ def reply(request: dict[str, Any]) -> Reply:
         value, rare = {"better_response": 1 + number // 5 % 2}, 40
     elif "- score:" in prompt:
         value, rare = {"score": number // 5 % 5 / 4}, 40
-    elif "and nothing else." in prompt:  # answers to LaMP and LongLaMP are plain text
+    elif "Write only " in prompt:  # answers to LaMP and LongLaMP are plain text
         return Reply(("I'd say 3.", "[1]", "2", "4", f"Title {drawn[:6]} — 猫", "comedy", "")[number % 7])
     else:
         kind = "Answer by plan" if "Aspects expected" in prompt else "Answer"

@@ -1,4 +1,4 @@
-"""Run a command whose model is behind an API with OpenAI's batch interface, at half the price.
+"""Run a command that uses an API model through OpenAI's batch interface, at half the price.
 
   python utils/batch.py baselines.py --openai --api_key_addr key.txt --model_addr gpt-4o-mini \\
       --inputs_addr test.json --output_addr none.json

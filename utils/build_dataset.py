@@ -6,7 +6,7 @@
       --posts_addr SE-PQA/train/data.jsonl SE-PQA/val/data.jsonl SE-PQA/test/data.jsonl
 
 The steps' files in --output_dir: posts.sqlite, all posts; candidates.json; factoid_filter.json, whether a good answer
-depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is found in the
+depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is in the
 post; splits.json; and <category>_<split>.json, which every other script reads. counts.json counts what each step kept
 and dropped; to_read.html shows a few records of each. Run the same command again to resume; with more --posts_addr, it
 asks only about new posts. --dry_run makes the files up to candidates.json, which need no model.
@@ -84,7 +84,7 @@ def build_parser() -> cli.FlagParser:
         help="a dump's Posts.xml in a folder named after its community, with Users.xml beside it; or SE-PQA's *.jsonl")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--communities_addr", metavar="FILE",
-        help="TOML with one table of `communities` per category, named as its file (default: the paper's 47 in three)")
+        help="TOML with a table of `communities` per category, named like its file (default: the paper's 47 in three)")
     add("--min_body_words", type=cli.non_negative_int, default=30,
         help="minimum number of words in a question's body (%(default)s)")
     add("--min_profile_posts", type=cli.non_negative_int, default=5,
@@ -95,17 +95,18 @@ def build_parser() -> cli.FlagParser:
         help="maximum number of questions per author, the newest ones; the paper has one per user (%(default)s)")
     add("--validation_share", type=cli.fraction, default=0.1, help="share of the authors in validation (%(default)s)")
     add("--test_share", type=cli.fraction, default=0.1, help="share of the authors in test (%(default)s)")
-    add("--split_seed", type=cli.non_negative_int, default=0, help="seed of splits and records to read (%(default)s)")
+    add("--split_seed", type=cli.non_negative_int, default=0,
+        help="seed of the splits and of the records in to_read.html (%(default)s)")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len="8192, or the model's limit if less"
     )
     cli.add_run_arguments(parser, shards=False)
-    parser.decides_nothing("--posts_addr --output_dir", "the hash of a post's text does")
-    parser.decides_nothing(
+    parser.not_a_setting("--posts_addr --output_dir", "the hashes of the posts' texts are in the keys")
+    parser.not_a_setting(
         "--communities_addr --min_body_words --min_profile_posts --max_profile_posts --questions_per_author"
         " --validation_share --test_share --split_seed",
-        "which posts are asked about; the steps that use them record them in their own files' manifests",
+        "they only select posts, and are settings of the steps that do so",
     )
     # fmt: on
     return parser

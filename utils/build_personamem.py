@@ -8,7 +8,7 @@
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
 (small_talk.json), `questions` (questions.json), and `assemble`, which needs no model. It writes questions_<size>.csv
 and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json,
-which counts questions that can be answered without a history, among others; and to_read_<size>.html, which shows some
+with counts, such as of the questions that can be answered without a history; and to_read_<size>.html, which shows some
 questions. Run the same command again to resume; nothing is requested twice.
 """
 
@@ -93,7 +93,7 @@ def build_parser() -> cli.FlagParser:
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
-        help="number of orders of each persona's conversations; every question is asked about each (%(default)s)")
+        help="number of orders of each persona's conversations; every question is asked once per order (%(default)s)")
     add("--filter_questions", action="store_true",
         help="drop questions answered correctly without a history in more than one of three attempts (off)")
     add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that counts lengths "
@@ -105,12 +105,12 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.7, max_tokens=8192, max_model_len="56000, or the model's limit if less"
     )
     cli.add_run_arguments(parser, shards=False)
-    parser.decides_nothing("--model", "the models' identities do")
-    parser.decides_nothing("--step --output_dir --topics --n_persona --s_persona", "which pieces an output has")
-    parser.decides_nothing("--personas_addr --topics_addr --small_talk_addr", "the prompts that their content is in")
-    parser.decides_nothing("--time", "which questions there are; their file remembers it")
-    parser.decides_nothing(
-        "--size --n_blocks --n_variants --filter_questions --tokenizer", "what is assembled; those files remember them"
+    parser.not_a_setting("--model", "the identities of the models are settings")
+    parser.not_a_setting("--step --output_dir --topics --n_persona --s_persona", "they only select records")
+    parser.not_a_setting("--personas_addr --topics_addr --small_talk_addr", "their content is in the prompts")
+    parser.not_a_setting("--time", "it only selects questions, and is a setting of their file")
+    parser.not_a_setting(
+        "--size --n_blocks --n_variants --filter_questions --tokenizer", "they are settings of the assembled files"
     )
     # fmt: on
     return parser
@@ -146,7 +146,7 @@ def make_stages(args: cli.Arguments) -> list[Stage]:
     """Return the stages of the wanted steps, in order."""
     records_of = read_records(args)
     if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
-        raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
+        raise UserError(f"--model {unknown[0]}=...: unknown name; the only name is {SMALL}")
     task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
     models = choose_models(args, task)
     prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
@@ -186,8 +186,8 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     sentences = inputs.read_personas(Path(args.personas_addr))
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
-        has = f"{args.personas_addr} has {len(sentences)} personas"
-        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
+        limit = f"{args.personas_addr} has {len(sentences)} personas"
+        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; give a range within them")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
     topics = inputs.read_topics(Path(args.topics_addr), args.topics)
     small_talk = inputs.read_small_talk(Path(args.small_talk_addr))

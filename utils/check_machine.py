@@ -43,7 +43,7 @@ def find_problem(kind, system, glibc, python, has_avx2, has_venv, free):
 
 
 def has_avx2():
-    """Tell whether this processor has AVX2, which vllm's CPU build needs on x86-64; True on other processors."""
+    """Return whether this processor has AVX2, which vllm's CPU build needs on x86-64; True on other processors."""
     if platform.machine() != "x86_64":
         return True
     with open("/proc/cpuinfo") as file:

@@ -46,9 +46,9 @@ def build_parser() -> cli.FlagParser:
     add("--length_note", metavar="NAME", help="the note whose words are counted (default: the response's)")
     add("--length_over", type=cli.non_negative_int, default=0, metavar="N", help="the limit, in words (%(default)s)")
     add("--form", type=float, default=0.0, metavar="WEIGHT",
-        help="weight of a wrong form: the model's text lacks one of --form_texts, or has them in another order "
+        help="weight of a wrong form: a text of --form_texts is missing, or their order differs "
         "(%(default)s)")
-    add("--form_texts", nargs="+", metavar="TEXT", help="texts in the order that is right, such as headings")
+    add("--form_texts", nargs="+", metavar="TEXT", help="texts in the required order, such as headings")
     # fmt: on
     parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "give --contrast")
     parser.without_effect("--length_note --length_over", lambda args: not args.length, "without --length")

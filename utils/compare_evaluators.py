@@ -14,7 +14,7 @@ the same systems for all evaluators and for the humans. The humans' file is the 
 
 The humans' outcome on a question is the choice of more than half of the raters, else a tie. The tables go to stdout.
 
-How often judges prefer the chosen one of two responses, and whether they rank three or more systems alike:
+How often judges prefer the chosen response of a pair, and whether they rank three or more systems alike:
 
   python utils/compare_evaluators.py --preferred "Aspects, 32B" chosen_scores.json rejected_scores.json \\
       --preferred "Pairwise, 32B" chosen_rejected_pairs.json
@@ -305,7 +305,7 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
         "both orders; ties count half: equal scores, or a preference that flips with the order (swap rate).",
         share_intervals_note(task.user_field if is_clustered else ""),
         "Left out: pairs without both scores, or without a preference in both orders.",
-        "Saw: what the judge reads and a reward model must not see; the judge is an upper bound for reward models.",
+        "Saw: fields that the judge reads and a reward model must not; the judge is an upper bound for reward models.",
         f"Published: {BEST_PUBLISHED:.2%} by the best reward model (arXiv 2604.07343, abstract), to compare with the "
         "pairs of Personalized RewardBench only.",
         *[NOT_COMPARED] * (len(rows) > 1),
@@ -330,7 +330,11 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
         f"percentile bootstrap over {units}, for these systems.",
         f"Means over {counted(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
         f"score: {figures['num_left_out']}.",
-        *[f"{judge.name} saw what only a scorer may see: {', '.join(judge.saw)}." for judge in evaluators if judge.saw],
+        *[
+            f"{judge.name} saw fields that only a scorer may see: {', '.join(judge.saw)}."
+            for judge in evaluators
+            if judge.saw
+        ],
     ]
     return Table(["System", *(f"{judge.name} ({judge.strategy})" for judge in evaluators)], lines, notes)
 
@@ -346,9 +350,9 @@ def describe_humans(human: dict[str, Any]) -> str:
     if most > 1:
         text += f"; {human['no_majority']} of the ties because there is no majority"
         if named > most:
-            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each pair"
+            text += ". Raters differ by question: utils/human_evaluation.py --collect prints the agreement of each pair"
         elif most == 2:
-            whom = "two raters" if named else "first and the second choice"
+            whom = "two raters" if named else "first and second choices"
             text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
     return f"{text}."
 
@@ -356,7 +360,7 @@ def describe_humans(human: dict[str, Any]) -> str:
 def describe_left_out(row: dict[str, Any]) -> str | None:
     missing = "result" if row["strategy"] == "pairwise" else "score of both systems"
     counts = {
-        "rated but not in its files": row["not_in_files"],
+        "rated but not in the files": row["not_in_files"],
         f"rated but without a {missing}": row["unscored"],
         "scored but not rated": row["not_rated"],
     }

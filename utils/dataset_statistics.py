@@ -85,11 +85,11 @@ def options_table(column: Column) -> Table:
         rows.append([*map(Cell, texts)])
     users = {choice["user"] for choice in column.choices}
     note = (
-        "Unique: questions in which one option alone has this length in characters. Right: the share of these in which "
-        f"it is right. {share_intervals_note(task.user_field if len(users) < len(column.choices) else '')}"
+        "Unique: questions in which only one option has this length in characters. Right: the share of these in which "
+        f"that option is right. {share_intervals_note(task.user_field if len(users) < len(column.choices) else '')}"
     )
     missing = column.num_questions - len(column.choices)
-    left_out = [f"{missing} of {column.num_questions} questions without options or the right one are left out."]
+    left_out = [f"{missing} of {column.num_questions} questions lack options or the right option and are left out."]
     heads = [column.title, "Questions", *["Unique", "Right", "95% interval"] * len(EXTREMES)]
     above = ["", "", *(extreme for extreme in EXTREMES for _ in range(3))]
     return Table(heads, rows, [note, *(left_out if missing else [])], short=task.short, above=above)
@@ -115,7 +115,7 @@ def _count_notes(column: Column) -> Iterator[str]:
         yield f"{counted(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
     for name, sizes in column.sizes.items():
         if missing := column.num_questions - len(sizes):
-            yield f"{missing} of {column.num_questions} questions have no {name!r} and are left out of its mean."
+            yield f"{missing} of {column.num_questions} questions have no {name!r} and are left out of the mean."
         if column.task.files.sizes[name][0] is not float and (empty := sizes.count(0)):
             yield f"{empty} of {column.num_questions} questions have an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
@@ -129,7 +129,7 @@ def _group_notes(column: Column) -> Iterator[str]:
     task, group_of = column.task, column.group_of
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
-        yield f"not in {task.files.facts}, so each is a column of tables: {first_five(unknown)}."
+        yield f"not in {task.files.facts}, so each has a column of its own in tables: {first_five(unknown)}."
     if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
         yield f"{task.files.facts} has another {task.group_words[0]} for {first_five(elsewhere)}."
 

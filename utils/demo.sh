@@ -81,7 +81,7 @@ together
 begin "judge the remaining answers, and make tables, figures and a report"
 judge planpers
 
-printf '\nThree answers with their judged aspects (so small a model answers and judges badly):\n'
+printf '\nThree answers with their judged aspects (models this small answer and judge badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \
     --response_addr $out/rag.json --score_addr $out/rag_scores.json
 

@@ -14,7 +14,7 @@ RewardBench has LaMP-QA's test questions in PersonalizedRewardBench_<category>.j
 ..._chosen.json and ..._rejected.json. Finished files are left alone, so the same command again fetches the missing
 ones. Each file's <file>.manifest.json holds its origin (for a dataset on the hub, the commit), the number of questions,
 and hashes. Without internet, --source_dir takes the original files from a folder, or HF_HUB_OFFLINE=1 takes the files
-that an earlier run has fetched to --cache_dir.
+that an earlier run saved in --cache_dir.
 """
 
 import argparse

@@ -31,7 +31,7 @@ def build_parser() -> cli.FlagParser:
     add("--round", type=cli.positive_int, default=1, metavar="N", help="number of the round, from 1 (%(default)s)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--overwrite", action="store_true",
-        help="replace a file that was drawn otherwise, or that another program wrote (off)")
+        help="replace a file that was drawn with other settings, or that another program wrote (off)")
     # fmt: on
     return parser
 

@@ -5,9 +5,8 @@
   python utils/human_evaluation.py --collect ratings_ann.json ratings_bo.json --key_addr study_key.json \\
       --output_addr preferences.json
 
-Every rater gets the same page, enters who they are, and sends back the result file that the page saves. The page does
-not tell which system gave an answer; the key, study_key.json beside study.html, does. Keep the key to yourself;
---collect needs it.
+Every rater gets the same page, enters who they are, and sends back the result file that the page saves. Only the key,
+study_key.json beside study.html, says which system gave an answer. Keep the key to yourself; --collect needs it.
 
 --ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
 system's answers cover each aspect, 0, 1 or 2 like the judge's verdicts. --ask aspects: whether each aspect is valid and
@@ -40,7 +39,7 @@ from utils.tables.rating_study import NUM_SYSTEMS
 from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
-COLLECTING = f"{SCRIPT} --collect"  # another script to manifests, so that results and pages never replace each other
+COLLECTING = f"{SCRIPT} --collect"  # another script in manifests, so that results and pages never replace each other
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 SHOWN = ["question", "details", "aspects"]
 NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
@@ -62,7 +61,7 @@ def build_parser() -> cli.FlagParser:
         help="number of questions to draw, in proportion to each category's size (%(default)s)")
     add("--raters", nargs="+", metavar="NAME", help="names of the raters (default: rater_1 and rater_2)")
     add("--overlap", type=cli.non_negative_int, metavar="N",
-        help="number of questions that all raters get; each of the others gets one rater (default: all questions)")
+        help="number of questions for all raters; each of the others is for one rater (default: all questions)")
     add("--seed", type=cli.non_negative_int, default=0, help="sampling seed (%(default)s)")
     add = parser.add_argument_group("collect results").add_argument
     add("--collect", nargs="+", metavar="FILE", help="raters' result files, one or more per rater")

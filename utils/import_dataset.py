@@ -83,7 +83,8 @@ def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> 
         check_form(row, dict[str, Any], where)
         if absent := [name for name in names.values() if name not in row]:
             problem = f"{where}: no column {absent[0]!r}, only {', '.join(row)}"
-            raise UserError(f"{problem}\n  name columns by {flag} {' '.join(f'{field}=COLUMN' for field in needed)}")
+            columns = " ".join(f"{field}=COLUMN" for field in needed)
+            raise UserError(f"{problem}\n  name the columns with {flag} {columns}")
         others = {name: value for name, value in row.items() if name not in taken}
         row = {field: row[name] for field, name in names.items()} | others
         check_field(row, where, "author", Text | int)
@@ -105,7 +106,8 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
     for where, record in questions:
         if clash := {"profile", "task"} & record.keys():
             name = min(clash)
-            raise UserError(f"{where}: column {name!r} has a meaning in datasets; rename it: --columns NAME={name}")
+            problem = f"column {name!r} has the name of another field of datasets"
+            raise UserError(f"{where}: {problem}; rename it: --columns NAME={name}")
         if "rubric_aspects" in record:
             record["rubric_aspects"] = read_aspects(record["rubric_aspects"], where)
         check_record(record, where, [*(TASK.fields.keys() & record.keys())])

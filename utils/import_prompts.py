@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(output: Path, files: dict[str, str]) -> bool:
-    """Tell whether the folder holds these files; UserError if it holds anything else."""
+    """Return whether the folder holds these files; UserError if it holds anything else."""
     paths = {output / f"{name}.txt": text for name, text in files.items()}
     if all(path.is_file() and read_text(path) == text for path, text in paths.items()):
         return True

@@ -1,4 +1,4 @@
-"""Draw the paper's figures, scores by group or two judges, best of N, or a training run, each as a PNG and a PDF.
+"""Draw a figure of the paper, scores by group or by two judges, best of N, or a training run, as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -12,8 +12,8 @@
   python utils/make_figures.py --figure judges --agreement_addr judges.json --output_addr judges
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
-2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score in
-percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
+2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score as a
+percentage of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
 questions per community. groups: every system's score in each group of questions. judges: every system's mean score by
 two judges. best_of_n: the expected score of the sample that a reward model likes best of N. training: losses, rewards
 and evaluations by step.
@@ -82,7 +82,7 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--figure", required=True, choices=list(SOURCES),
-        help="number of the paper's figure, groups, judges, training, or best_of_n")
+        help="a figure of the paper, by its number; or groups, judges, training or best_of_n")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
         "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
@@ -100,13 +100,13 @@ def build_parser() -> cli.FlagParser:
     for flags in ("--system", "--agreement_addr", "--inputs_addr", "--training_dir", "--response_addr --score_addr"):
         figures = [figure for figure, needed in SOURCES.items() if {*flags.split()} <= {*needed}]
         is_other = lambda args, figures=figures: args.figure not in figures  # noqa: E731
-        parser.without_effect(flags, is_other, f"except in figure {', '.join(figures)}")
+        parser.without_effect(flags, is_other, f"except with --figure {' or '.join(figures)}")
     parser.without_effect(
         "--allow_partial --unscored_as_zero --groups",
         lambda args: SOURCES[args.figure] != ("--system",),
-        "except in figure 2, 3, 16, groups",
+        "except with --figure 2, 3, 16 or groups",
     )
-    parser.without_effect("--by", lambda args: args.figure != "groups", "except in figure groups")
+    parser.without_effect("--by", lambda args: args.figure != "groups", "except with --figure groups")
     return parser
 
 

@@ -17,7 +17,7 @@ A question without an answer has the worst score; one without a verdict of the j
 all rows have the same score; for errors (MAE, RMSE) the lowest is best.
 
 With --baseline, a dagger marks systems that are better than every named baseline: by a two-sided paired t-test,
-p < 0.05, in the same column, over the questions that both have a score on; if a score is not a mean (macro F1, RMSE),
+p < 0.05, in the same column, over the questions that both have a score for; if a score is not a mean (macro F1, RMSE),
 by a permutation test.
 """
 

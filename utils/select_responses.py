@@ -7,7 +7,7 @@
       --output_addr best.json --worst_addr worst.json
 
 The judge sees the rubric, which no system sees. On a test set, selected responses are therefore an upper bound, and
-their score files, tables and reports say so. docs/evaluation.md tells what is dropped and counted.
+their score files, tables and reports say so. docs/evaluation.md lists what is dropped and counted.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def build_parser() -> cli.FlagParser:
     add("--response_addr", required=True, metavar="FILE", help="responses with several outputs per question")
     add("--split_dir", metavar="DIR", help="write one response file per sample into this folder (default: select)")
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
-    add("--output_addr", metavar="FILE", help="where the best response to each question goes")
+    add("--output_addr", metavar="FILE", help="output file for the best response to each question")
     add("--worst_addr", metavar="FILE",
         help="output file for the worst response to each of these questions; drops questions with equal scores only, "
         "or no score (default: none)")

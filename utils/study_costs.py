@@ -1,4 +1,4 @@
-"""Count what a study would take: utils/studies/steps.sh runs this for each of its commands if DRY_RUN is set.
+"""Count what a study would need: utils/studies/steps.sh runs this for each of its commands if DRY_RUN is set.
 
   python utils/study_costs.py --folder FOLDER --step NAME --waits "NAMES" -- python baselines.py --rag ...
   python utils/study_costs.py --folder FOLDER
@@ -53,12 +53,12 @@ ASSUMED = """\
 Computed, not measured (docs/speed_and_hardware.md). Written: 400 tokens per answer, 50 per plan, 15 per verdict. Hours
 on one A100: half of 312 TFLOP/s for prompts, 0.4 in training, three quarters of a judge's prompts cached, 3,000 (7B) or
 1,000 (32B) written tokens per second, without loading. GPU GB: for one sequence in vLLM; + without activations.
->= without requests that depend on the answers to these. A model without a known tokenizer: 3 bytes a token in, which is
-too many. Requests that two steps share are in both, and are paid once."""
+>= without requests that depend on the answers to these. A model without a known tokenizer: 3 bytes per prompt token,
+which counts too many. Requests that two steps share are in both, and are paid once."""
 
 
 class Figures(NamedTuple):
-    """What a command would take; None where there is no price or no local model, or where it is not known."""
+    """What a command would need; None where there is no price or no local model, or where it is not known."""
 
     prompts: int = 0
     tokens_in: int = 0
@@ -181,7 +181,7 @@ def print_table(steps: dict[str, Step]) -> None:
         cells = ["?"] * 7 if step["is_unknown"] else cells_of(every[-1], step["rows"], step["flags"])
         lines.append([str(number), name, waits, *cells])
     lines.append(
-        ["", "in all", "", *cells_of(total(every), [], {flag: [] for name in listed for flag in steps[name]["flags"]})]
+        ["", "total", "", *cells_of(total(every), [], {flag: [] for name in listed for flag in steps[name]["flags"]})]
     )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print()

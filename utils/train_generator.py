@@ -70,13 +70,13 @@ def build_parser() -> cli.FlagParser:
         help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
         "share one prompt (%(default)s)")
     add("--trim_items", action="store_true",
-        help="over the token budget cut each item at its end, then the question, as LaMP's code does (off: the "
-        "lowest-ranked items are left out)")
+        help="if a prompt exceeds the token budget, cut each item at its end, then the question, as LaMP's code does "
+        "(off: the lowest-ranked items are left out)")
     add("--max_input_length", type=cli.positive_int,
-        help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
+        help="tokens per prompt, or with --fusion decoder per passage (default: "
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
-        help=f"tokens of an answer; a longer reference or sample is cut, a longer response or call is left out "
+        help=f"tokens per answer; a longer reference or sample is cut, a longer response or call is left out "
         f"(default: {TARGET_TOKENS} for references, 2048 for responses and calls, with distill 512)")
     parser.without_effect(
         "--num_contexts --trim_items",
@@ -95,15 +95,15 @@ def build_parser() -> cli.FlagParser:
         help="batches per step on each device (default: as many as give the usual batch on one device: for references "
         "64 questions, else 32, with grpo 64 calls)")
     add("--learning_rate", type=cli.non_negative_float, default=5e-5,
-        help="at its peak (%(default)s; with dpo 5e-06, with grpo 1e-05)")
+        help="peak learning rate (%(default)s; with dpo 5e-06, with grpo 1e-05)")
     add("--weight_decay", type=cli.non_negative_float, default=1e-4,
-        help="of AdamW (%(default)s for references, 0.1 with distill, else 0)")
+        help="weight decay of AdamW (%(default)s for references, 0.1 with distill, else 0)")
     add("--lora_rank", type=cli.positive_int, metavar="N",
         help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
     add("--epochs", type=cli.positive_int,
-        help="times through the data (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
+        help="number of epochs (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
     add("--patience", type=cli.positive_int, metavar="N",
-        help="stop after this number of epochs without a better one (default: never)")
+        help="stop after this number of epochs without improvement (default: never)")
     # fmt: on
     lessons.add_objective_arguments(parser)
     launch.add_run_arguments(parser)
@@ -120,10 +120,11 @@ def main(argv: list[str] | None = None) -> int:
         seen = task.gold_plan_needs if args.objective == "distill" else ()
         return ["profile", *task.asked_needs, *(["target"] if lessons.uses_references(args) else seen)]
 
-    is_ranked = args.num_contexts > 0 and args.objective != "grpo"
-    records, validation_records = launch.read_datasets(args, needs, is_ranked)
+    records, validation_records = launch.read_datasets(args, needs)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
+    if args.num_contexts and args.objective != "grpo":
+        launch.check_ranked(args)
     prompt, teacher = lessons.choose_prompt(args, task), lessons.choose_teacher(args, task)
     args = with_defaults(args, task)
     identity = identify_local_model(args.model_addr, args.cache_dir)
@@ -187,7 +188,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
     learns_texts = args.objective != "grpo"  # else the calls of a trace, with all their messages
     if learns_texts and (task.history is not None or (lessons.uses_references(args) and "target" not in task.fields)):
         hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
-        raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from{hint}")
+        raise UserError(f"{args.inputs_addr}: {task.name} has no references to learn from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
         raise UserError(f"{args.validation_addr}: of another task than {args.inputs_addr}, which is of {task.name}")
     if args.trim_items and task.trimmed is None:

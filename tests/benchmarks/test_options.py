@@ -63,7 +63,7 @@ def test_controls_and_statistics_have_the_known_shares(dataset, tmp_path, capsys
             share, limits = sum(entry["score"] for entry in unique) / len(unique), interval_of(unique)
             cells += [str(len(unique)), f"{share:.4f}", "[{:.4f}, {:.4f}]".format(*limits) if limits else "–"]
         assert line == f"| {' | '.join(cells)} |"
-    assert "one option alone" in lines[head + 11] and "Questions with the same persona_id" in lines[head + 11]
+    assert "only one option has" in lines[head + 11] and "Questions with the same persona_id" in lines[head + 11]
     run(dataset_statistics, "--inputs_addr", dataset, "--format", "latex")
     assert r"& \multicolumn{1}{c}{} & \multicolumn{3}{c}{Longest option} & " in capsys.readouterr().out
 
@@ -112,7 +112,10 @@ def test_a_table_names_the_best_control_and_counts_none_as_a_system(dataset, tmp
 def test_controls_that_cannot_be_made_are_refused(dataset, tmp_path):
     title = write(tmp_path / "title.json", [{"task": "LaMP-5", "id": "1", "question": "x", "profile": []}])
     for words, problem in (
-        ([dataset, "--response_addr", dataset], "--response_addr: no effect for PersonaMem-32k; leave it out"),
+        (
+            [dataset, "--response_addr", dataset],
+            "--response_addr: no effect for PersonaMem-32k; leave out --response_addr",
+        ),
         ([SAMPLE], "--response_addr: required for LaMP-QA, whose controls are made from a system's responses"),
         ([title], "title.json: LaMP-5 has neither a judge to test nor options to choose from"),
     ):

@@ -231,7 +231,7 @@ def bad(**changed):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' holds 'e', not one of the letters a, b, c, d$"),
+        (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
         (
             bad(question_id="nobody"),
             r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions without.*\n.*'nobody'",
@@ -248,7 +248,7 @@ def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
     with pytest.raises(UserError, match=message):
         score(dataset, path, tmp_path / "scores.json")
     torn = write(tmp_path / "torn.csv", results(bad()[:10]).rstrip()[:-2])
-    with pytest.raises(UserError, match="row 11: its number of columns differs from the header's"):
+    with pytest.raises(UserError, match="row 11: has more or fewer columns than the header"):
         score(dataset, torn, tmp_path / "scores.json", "--allow_partial")
     assert not (tmp_path / "scores.json").exists()
 
@@ -330,7 +330,7 @@ def test_score_files_with_a_wrong_or_missing_persona_are_refused(folder, systems
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
     other = write(tmp_path / "other.json", content)
-    with pytest.raises(UserError, match=r"other questions than in .* with the same ids: '[^']*'\n"):
+    with pytest.raises(UserError, match=r"has other questions than .* under the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
     with pytest.raises(UserError, match=r"has no field 'cluster' with the question's persona_id\n  run eval"):

@@ -176,7 +176,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("columns", "history", "match"),
     [
-        ({"user_query": "{'role': 'user', 'content': 3}"}, None, "0: user_query .* has no text of a user"),
+        ({"user_query": "{'role': 'user', 'content': 3}"}, None, "0: user_query .* has no message of the user"),
         ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
@@ -205,7 +205,7 @@ def test_wrong_files_are_refused(columns, history, match, tmp_path):
 def test_a_query_is_json_or_a_literal_or_a_text(query, text, tmp_path):
     source = save(tmp_path / "source", [{**ROWS[0], "user_query": query}])
     if text is None:
-        with pytest.raises(UserError, match="has no text of a user"):
+        with pytest.raises(UserError, match="has no message of the user"):
             download(source, tmp_path / "out")
     else:
         [record] = read_json(download(source, tmp_path / "out"))
@@ -277,7 +277,7 @@ def test_the_official_way_shows_the_options_after_the_question(dataset, server, 
     run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
     made = read_json(scores)
     assert (made["num_unanswered"], made["score"]) == (1, 13 / 14) and made["score_over_orders"] == 13 / 14
-    with pytest.raises(UserError, match="was made with --asking official; --strategy open is for answers made with "):
+    with pytest.raises(UserError, match="was made with --asking official; --strategy open is for responses made with "):
         judging = ["--strategy", "open", "--evaluator_llm", "j", "--openai", "--score_addr", tmp_path / "open.json"]
         run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, *judging)
     capsys.readouterr()
@@ -290,7 +290,7 @@ def test_the_official_way_shows_the_options_after_the_question(dataset, server, 
     run(evaluate_responses, "--inputs_addr", dataset, *ours)
     both = ["--system", "Whole history", scores, "--system", "Ours", tmp_path / "ours_scores.json"]
     run(make_table, *both, "--paper", "Qwen3-4B base", "--paper_table", "32k")
-    assert "Not asked as the paper's code asks (--asking official): Ours." in capsys.readouterr().out
+    assert "Without --asking official, which asks as the paper's code does: Ours." in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no such table of PersonaMem-v2-32k's accuracy; the tables are 32k$"):
         run(make_table, "--system", "Whole history", scores, "--paper", "GPT-4.1", "--paper_table", "32k open")
 
@@ -332,10 +332,10 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
     printed = capsys.readouterr().out
     assert "0.383" in printed and "Verdicts differ" not in printed  # three verdicts are the paper's
     run(make_controls, "--inputs_addr", dataset, "--output_dir", tmp_path)
-    choices = "--strategy accuracy is for answers made without --asking or with --asking official"
+    choices = "--strategy accuracy is for responses made without --asking or with --asking official"
     for path, wrong, match in (
         (out, ["--strategy", "accuracy"], f"was made with --asking open; {choices}"),
-        (tmp_path / "longest.json", flags[6:], "was made without --asking; --strategy open is for answers made with"),
+        (tmp_path / "longest.json", flags[6:], "was made without --asking; --strategy open is for responses made with"),
         (out, [*flags[6:], "--temperature", 0], "--strategy open: a greedy judge always gives the same verdict"),
     ):
         with pytest.raises(UserError, match=match):

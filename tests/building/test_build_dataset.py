@@ -172,7 +172,7 @@ def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, serv
     candidates = [candidate["id"] for candidate in json.loads((out / "candidates.json").read_text())]
     printed = capsys.readouterr().out
     assert printed.count(f": {len(candidates)} requests, ") == 2 and len(server.requests) == before
-    assert "  at most: the factoid_filter drops some posts\n" in printed
+    assert "  upper bound, because factoid_filter drops some posts\n" in printed
     assert {path.name.partition(".")[0] for path in out.iterdir()} == {"posts", "candidates"}
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
     assert list(json.loads((out / "factoid_filter.json").read_text())) == candidates[:20]

@@ -97,7 +97,7 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("head", "rows", "said"),
     [
-        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, which dumps do not have"),
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, unlike StackExchange's dumps"),
         ("", '<row Id="1"', "incomplete or invalid XML: "),
         ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],
@@ -234,7 +234,7 @@ def test_inputs_are_read_again_only_if_changed(tmp_path, capsys):
     identity = index.identity()
     write_dump(tmp_path, question(2) + question(3), "rpg")
     index.fill([one, two])
-    assert "was made from other inputs, rebuilding it" in capsys.readouterr().err
+    assert "was made from other inputs; rebuilding it" in capsys.readouterr().err
     assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
     one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
     index.fill([one, two])

@@ -357,12 +357,12 @@ WITHOUT_EFFECT = [
     ("utils/select_responses.py", "--split_dir d",
      "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
-    *(("utils/make_figures.py", f"--figure {other}", flags, f"except in figure {figures}\n  leave {{}} out")
+    *(("utils/make_figures.py", f"--figure {other}", flags, f"except with --figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
-          ("4", "--system x", "2, 3, 16, groups, best_of_n"),
-          ("4", "--allow_partial --unscored_as_zero --groups a=b", "2, 3, 16, groups"),
+          ("4", "--system x", "2 or 3 or 16 or groups or best_of_n"),
+          ("4", "--allow_partial --unscored_as_zero --groups a=b", "2, 3, 16 or groups"),
           ("3", "--response_addr a --score_addr a", "best_of_n"),
-          ("3", "--agreement_addr a", "4, judges"),
+          ("3", "--agreement_addr a", "4 or judges"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
 ]  # fmt: skip
 
@@ -386,11 +386,11 @@ def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_o
     assert [group.split()[0] for group in groups] == flags_of(flags)
     for group in groups:
         for words in (group.split(), [group.replace(" ", "=", 1)]):
-            expected = f"error: {group.split()[0]}: has no effect {message.format('it')}\n"
+            expected = f"error: {group.split()[0]}: has no effect {message.format(group.split()[0])}\n"
             assert refusal_of(parser, [*words, *command], capsys) == expected  # wherever they stand
     if len(groups) > 1:
         several = refusal_of(parser, [*command, *flags.split()], capsys)
-        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
+        assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('these flags')}\n"
 
 
 def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):

@@ -168,7 +168,7 @@ def test_skipped_questions_are_counted_and_shown(study):
     assert [row[name] for name in ("num_questions", "unscored", "not_in_files", "not_rated")] == [1, 2, 2, 1]
     assert (row["accuracy"], row["kappa"], row["spearman"]) == (1, None, None)
     assert row["mean_score"] == pytest.approx((1 + 1 + 1 + 0.5 + 0 + 1) / 6)
-    told = "- A: questions left out: 2 rated but not in its files, 2 rated but without a score of both systems, "
+    told = "- A: questions left out: 2 rated but not in the files, 2 rated but without a score of both systems, "
     assert told in out
     _, figures = study.run("--human_addr", human, "--evaluator", "A", *files, "--unscored_as_zero")
     [row] = figures["evaluators"]  # b: two verdicts of 2 and none, so 2 and none count 1/2 against 1
@@ -182,7 +182,7 @@ class TestHumans:
             (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties because there is no majority. "
              "Cohen's kappa of the two raters: +0.4118 (the paper's two raters: 0.726)."),
             (["Ann", "Bo", "Cy"], "Humans, 3 raters, at most 2 per question: first 1, second 1, tie 3; 2 of the ties "
-             "because there is no majority. Raters differ by question: utils/human_evaluation.py --collect has the "
+             "because there is no majority. Raters differ by question: utils/human_evaluation.py --collect prints the "
              "agreement of each pair."),
         ],
     )  # fmt: skip
@@ -213,7 +213,7 @@ class TestHumans:
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
         ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; give each file once"),
-        ("HUMANS --evaluator A a.json other.json", "other.json: other questions than in a.json with the same ids: 'a'"),
+        ("HUMANS --evaluator A a.json other.json", "other.json: has other questions than a.json under the same ids"),
         ("--human_addr others.json --evaluator A a.json b.json",
          "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the human choices"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),

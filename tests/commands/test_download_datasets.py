@@ -209,7 +209,7 @@ IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no dataset": ("", Fault(404, "RepoNotFound"), [], "no such folder, and no such dataset on the hub, or a private"),
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
     "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
-    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file has another size than the hub "),
+    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: the size of a file differs from "),
     "no branch": ("", FINE, ["--revision", "nix"], "the hub has no branch, tag or commit nix of it\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }
@@ -340,7 +340,7 @@ def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
     count = len(others) + 1
     assert printed.splitlines()[:2] == [
         f"{stem}.json: {count} questions of commit {commit}; the paper's Table 1 of the test set says 767",
-        f"{stem}.json: 1 of {count} ids are not in {download.file(split='test')}, which has 1 others",
+        f"{stem}.json: 1 of {count} ids are not in {download.file(split='test')}, and 1 ids are only there",
     ]
     assert "Lifestyle_and_Personal_Development.json: ids not compared; download the dataset with Life" in printed
     for category in {category for category, _ in QUESTIONS}:

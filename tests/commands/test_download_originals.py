@@ -217,7 +217,7 @@ def put(name, value):
         ("LaMP_2/dev_outputs.json", lambda golds: json.loads(json.dumps(golds).replace('"comedy"', '"western"')),
          r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target': Invalid enum value 'western'"),
         ("LaMP_2/dev_questions.json", put("profile", [{"id": "1", "text": "t", "category": "sports"}]),
-         r"LaMP_2/dev_questions\.json: record 0: from LaMP-2's old version, news categories; this task is movie"),
+         r"LaMP_2/dev_questions\.json: record 0: is from the old version of LaMP-2 \(news categories\)"),
         ("LaMP_6/dev_questions.json", put("input", "038-000512-EM"),
          r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id instead of its"),
     ],

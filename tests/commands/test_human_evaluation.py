@@ -495,7 +495,7 @@ def test_coefficients_match_krippendorffs_example_and_scikit_learn():
         ({"study": "0" * 64}, "is from study '00000000', but the key is for study "),
         ({"rater": "Cy"}, "is from rater 'Cy', who is not in the study"),
         ({"answers": None}, "not a result file of a study's page"),
-        ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
+        ({"answers": [{"id": "other", "decisions": {}}]}, "the study does not ask 'Ann' this question"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
         ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result file of a study's page"),
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),

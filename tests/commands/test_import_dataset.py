@@ -124,7 +124,7 @@ def test_users_of_json_may_be_numbers(capsys):
     ("file", "old", "new", "told"),
     [  # the header is row 1
         ("questions", "qid,", "key,", "row 2: no column 'qid', only key, user, title, details, topic, asked, rubric, "
-         "device\n  name columns by --columns id=COLUMN question=COLUMN author=COLUMN"),
+         "device\n  name the columns with --columns id=COLUMN question=COLUMN author=COLUMN"),
         ("questions", "topic", "theme", "row 2: no column 'topic', only qid, user,"),
         ("questions", "q2,", "q1,", "row 2 and questions.csv: row 3: both have id 'q1'; ids must be unique"),
         ("questions", "How do I store herbs?", " ", "row 2 (id 'q1'): field 'question': Expected `str` that is not"),
@@ -132,10 +132,10 @@ def test_users_of_json_may_be_numbers(capsys):
         ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; give 2024-05-31"),
         ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required"),
         ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "),
-        ("questions", "device", "task", "row 2: column 'task' has a meaning in datasets; rename it: --columns"),
+        ("questions", "device", "task", "row 2: column 'task' has the name of another field of datasets; rename it"),
         ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; give 2024-05-31 or"),
         ("posts", "Too late", "", "row 6: field 'text': Expected `str` that is not empty"),
-        ("posts", ",9", ",9,9", "row 6: its number of columns differs from the header's"),
+        ("posts", ",9", ",9,9", "row 6: has more or fewer columns than the header"),
         ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "line 6: not valid in CSV: ',' expected after"),
     ],
 )  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_table_given_as_a_dataset_is_sent_to_this_command():
         with pytest.raises(UserError) as error:
             script.main(words.split())
         assert str(error.value) == (
-            "questions.csv: is a table, but a dataset is JSON; convert it: python utils/import_dataset.py "
+            "questions.csv: a CSV or TSV file, but a dataset is JSON; convert it: python utils/import_dataset.py "
             "--questions questions.csv --posts FILE --output_addr questions.json"
         )
 

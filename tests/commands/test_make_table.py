@@ -172,7 +172,7 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert all(f"| B{i} | **0.6667** | **0.6667** | **0.6667** | " in first for i in range(2))
     assert "| A | 0.2500 ± 0.0000 | " in second
     assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
-    assert "Tests here compare each question's mean over a method's seeds, those above single seeds." in second
+    assert "Tests here compare each question's mean over a method's seeds; those above compare single seeds." in second
     assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
     _, notes = csv_table(capsys, *words)  # which has no table over seeds
     assert "seeds" not in notes.lower() and notes.count("t-test") == 1
@@ -222,7 +222,7 @@ class TestOwnGroups:
 
     def test_a_name_of_another_column_is_refused(self, score_file):
         path = score_file("a.json", *scored("All questions", 1.0, 0.5), *scored("ice", 0.0))
-        assert refusal("--system", "A", path).startswith("'All questions': one of the groups has this name, which is")
+        assert refusal("--system", "A", path).startswith("'All questions': a group has this name, which is")
         main(["--system", "A", path, "--groups", "general=All questions"])
 
     def test_they_can_be_joined(self, score_file, capsys):
@@ -271,7 +271,7 @@ class TestJudges:
         for other in ({"question_sha256": "other"}, {"category": "law"}, {"cluster": "Ann"}):
             entries = question("1", "rpg", 2), question("2", "diy", 1) | other, question("3", "law", 0)
             said = refusal("--system", "A", complete, "--system", "B", score_file("b.json", *entries))
-            assert f"other questions than in {complete} with the same ids: '2'\n" in said
+            assert f"has other questions than {complete} under the same ids: '2'\n" in said
 
 
 class TestBold:

@@ -127,7 +127,7 @@ def test_an_unranked_dataset_is_refused_without_the_flag(settings, tmp_path, cap
     path.write_text("[]")
     if settings:
         publish(path, [], {"settings": settings})
-    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
+    problem = f"{path}: not ranked: it has no manifest from retrieval/rank_dataset.py"
     with pytest.raises(UserError) as error:
         refuse_unranked(path, False)
     remedy = "rank it first, or add --unranked to use its posts in the file's order"

@@ -231,7 +231,7 @@ def test_server_that_never_answers(server, flags, output, questions, quick, faul
     with pytest.raises(UserError) as raised:
         run(flags, output, "--max_retries", 0, "--request_timeout", 1 if fault == "hang" else 600, data=questions(3))
     assert str(raised.value) == (
-        f"the API at 127.0.0.1 {message}\n  asked 1 times; finished work is kept, run the same command again to resume"
+        f"the API at 127.0.0.1 {message}\n  tried 1 times; finished work is kept, run the same command again to resume"
     )
 
 

@@ -181,7 +181,7 @@ def test_a_call_without_a_prompt_is_never_asked(pieces):
     with_reason = without_prompt("c", reason="no response to judge")
     run(engine, [without_prompt("a"), make_call("b"), with_reason], pieces)
     assert [name for name, _ in engine.calls] == ["b"]
-    assert pieces["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
+    assert pieces["a", 0] == {"value": None, "reason": "the prompt does not fit into the model's context"}
     assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
 
 
@@ -282,7 +282,7 @@ def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
 def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
     calls = [without_prompt("long"), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
-    with pytest.raises(UserError, match=r"^503\n  asked 4 times; finished work is kept, run the same command"):
+    with pytest.raises(UserError, match=r"^503\n  tried 4 times; finished work is kept, run the same command"):
         run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ def test_ties_choose_the_first_option_and_invalid_numbers_none(run, tmp_path):
         "--overwrite",
     )
     [answer] = json.loads((tmp_path / "out.json").read_text())["q0"]
-    assert answer["output"] is None and answer["reason"] == "the model gives an option no likelihood"
+    assert answer["output"] is None and answer["reason"] == "the model returned no likelihood for an option"
     assert answer["mean_log_probs"] == {"one": -3.0, "two": None, "three": -2.0, "four": -4.0}
 
 

@@ -292,8 +292,8 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
             0 < mini < NUM_QUESTIONS and models.count("m-mini") == mini and models.count(None) == NUM_QUESTIONS - mini
         )
         assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
-        difference = f"note: replies name another model than was asked: {mini} from m-mini (of {NUM_QUESTIONS})\n"
-        assert difference in capsys.readouterr().err
+        difference = f"replies name another model than the requested one: {mini} from m-mini (of {NUM_QUESTIONS})\n"
+        assert f"note: {difference}" in capsys.readouterr().err
         scores = []
         always = lambda request: replace(answer(request), model="m-mini")  # noqa: E731
         for reply in (answer, fallback, always):

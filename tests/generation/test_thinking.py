@@ -26,7 +26,7 @@ from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
 ANSWERS = {  # by the end of a prompt
-    "Write [1] or [2] and": "[2]", "Write one tag": "romance", "Write 1, 2": "4",
+    "Write only [1] or [2]": "[2]", "Write only one tag": "romance", "Write only 1, 2": "4",
     "personalized_answer": '{"personalized_answer": "real"}', "match_score": '{"match_score": 2}',
     "<final_answer>": "<final_answer>(c)",
 }  # fmt: skip
@@ -250,7 +250,7 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     ask(make_table, "--system", "Ours", scores)
     printed = capsys.readouterr()
     assert (
-        f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished."
+        f"Ours: 1 answer and {unfinished} verdicts missing, because thoughts were unfinished."
         in printed.out + printed.err
     )
 

@@ -29,7 +29,7 @@ def test_weights_that_lack_a_tensor_are_refused(tmp_path, save, load):
     whole = load_file(weights)
     lost = next(name for name in whole if "norm" in name)
     save_file({name: tensor for name, tensor in whole.items() if name != lost}, weights, {"format": "pt"})
-    with pytest.raises(UserError, match=rf"^{tmp_path}: its weights lack {lost}; give a whole model$"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}: its weights lack {lost}; use a complete model$"):
         load(tmp_path)
 
 

@@ -78,11 +78,11 @@ def refusal():
 def test_a_cpu_build_on_a_machine_with_a_gpu(nvidia_smi, unseen):
     nvidia_smi()
     unseen(None)
-    assert refusal() == f"{CARD} is here, but torch finds none\n  {CPU_BUILD}{MEANT}"
-    with pytest.raises(UserError, match="but torch finds none"):
+    assert refusal() == f"this machine has {CARD}, but torch finds no GPU\n  {CPU_BUILD}{MEANT}"
+    with pytest.raises(UserError, match="but torch finds no GPU"):
         has_gpu()
     for device in ("auto", "cuda"):
-        with pytest.raises(UserError, match="but torch finds none"):
+        with pytest.raises(UserError, match="but torch finds no GPU"):
             pick_devices(device)
     assert pick_devices("cpu") == ["cpu"]
 
@@ -92,7 +92,7 @@ def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     unseen("13.0")
     what = "torch is built for CUDA 13.0; CUDA 13 needs driver 580 or newer, or cuda-compat"
     what += "; this driver: 535.104.05 (see docs/gpu.md)"
-    assert refusal() == f"{CARD} is here, but torch finds none\n  {what}{MEANT}"
+    assert refusal() == f"this machine has {CARD}, but torch finds no GPU\n  {what}{MEANT}"
     for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # only the first two exist, so it may be this one
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert f"this driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
@@ -108,7 +108,7 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
         check_devices()
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds none\n")
+    assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds no GPU\n")
     assert "this driver: unknown, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
 
 
@@ -191,7 +191,7 @@ NAMES = ["rank", "train", "answer", "plan and answer", "judge"]
 def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
     said = done.errors.partition("error: ")[2]
-    assert (done.returncode, said.partition(", but torch finds none")[0]) == (2, f"{CARD} is here")
+    assert (done.returncode, said.partition(", but torch finds no GPU")[0]) == (2, f"this machine has {CARD}")
     assert "Traceback" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.suffix != ".lock"] == []

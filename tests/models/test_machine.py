@@ -157,11 +157,11 @@ def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
     encoder = str(save_tiny_encoder(tmp_path / "encoder"))
     assert describe_weights(encoder, None, 4) == [
         "note: there is no GPU here, so GPU memory could not be checked",
-        f"{encoder}: 0.0 GB of weights per GPU; activations come on top",
+        f"{encoder}: 0.0 GB of weights per GPU, plus activations",
     ]
     gpus(79)
     name = str(judge_32b)
-    assert describe_weights(name, None, 2)[2:] == [f"{name}: 65.5 GB of weights per GPU; activations come on top"]
+    assert describe_weights(name, None, 2)[2:] == [f"{name}: 65.5 GB of weights per GPU, plus activations"]
     assert describe_weights(name, None, 4, "weights in float32")[3] == (
         f"missing: the weights in float32 of {name}: 131.1 GB per GPU do not fit into 80.0 GB; "
         "use a larger GPU, or a smaller model"

@@ -76,7 +76,7 @@ def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"width": 5}, "model.layers.0.self_attn.q_proj: the base model has 4 there, the adapter 5"),
+        ({"width": 5}, "model.layers.0.self_attn.q_proj: this module has width 4 in the base model, but 5"),
         ({"module": "model.layers.1.self_attn.q_proj"}, "model.layers.1.self_attn.q_proj: the base model has no such"),
     ],
 )

@@ -265,10 +265,10 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
         (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
         (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
         (["--objective", "distill", "--validation_addr", "v.json"], "only a training on references is evaluated"),
-        (["--prompt", "feedback"], "--prompt: its texts are in --target_addr"),
+        (["--prompt", "feedback"], "--prompt: needs --target_addr"),
         (["--objective", "distill", "--per_device_train_batch_size", "2"], "with distill 1"),
         (["--target_addr", "a", "--prompt", "nothing"], "LaMP-QA has none, rag, planner"),
-        ([], "LaMP-QA has no references that a text could be learnt from\n  give responses to learn as --target_addr"),
+        ([], "LaMP-QA has no references to learn from\n  give responses to learn as --target_addr"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, words, problem):
@@ -317,8 +317,10 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     (row,) = json.loads((tmp_path / "figures.json").read_text())
     assert (row["unit"], row["examples"], row["tokens"]) == ("examples", 32, None)  # it samples the texts to learn
     printed = capsys.readouterr().out
-    assert "0 questions left out, whose profile holds word for word what only the scorer may see" in printed
-    assert "= 32 questions per step; 1 steps per epoch" in printed and "GB of weights per GPU; activations" in printed
+    assert "0 questions left out, because their profiles contain text that only the scorer may see" in printed
+    assert (
+        "= 32 questions per step; 1 steps per epoch" in printed and "GB of weights per GPU, plus activations" in printed
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -361,7 +363,7 @@ def test_the_best_model_is_linked(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in printed
     assert "3 of 3 questions have a score in every file; a tie of 2 models, and the first is taken\n" in printed
-    with pytest.raises(UserError, match=r"other\.json: scores of other questions than"):
+    with pytest.raises(UserError, match=r"other\.json: has scores of other questions than"):
         select(["one", "other"])
     with pytest.raises(UserError, match=r"--link_addr .*one\.json: not a link"):
         select(names, link="one.json")

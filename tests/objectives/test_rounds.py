@@ -254,7 +254,7 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
     for example, other in zip(examples, again, strict=True):
         assert example.target == other.target and example.advantage == pytest.approx(other.advantage, abs=1e-3)
     rounds.run(combine_scores, *words[:-1], -2, "--overwrite")
-    with pytest.raises(UserError, match="--keep_cut: some rewards are below 0, so 0 would be no punishment"):
+    with pytest.raises(UserError, match="--keep_cut: some rewards are below 0, so 0 would not be a penalty"):
         examples_of(folder, trace, combined, keep_cut=True)
     with pytest.raises(UserError, match="combine all, or none"):
         examples_of(folder, trace, [combined[0], *files[1:]])

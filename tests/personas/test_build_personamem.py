@@ -209,9 +209,9 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert build_personamem.main(flags(tmp_path / "out", server.url, "--dry_run")) == 0
         assert not server.requests
         told = capsys.readouterr().out
-        assert "/personas.json: 0 of 2 personas need no request\n  generator: 2 requests, " in told
-        assert "/conversations.json: not counted, because it is made from " in told
-        assert "/small_talk.json: 0 of 8 small talks need no request\n  generator: 8 requests, " in told
+        assert "/personas.json: 2 of 2 personas need requests\n  generator: 2 requests, " in told
+        assert "/conversations.json: not counted, because " in told
+        assert "/small_talk.json: 8 of 8 small talks need requests\n  generator: 8 requests, " in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
         assert "/questions.json: finished, 0 requests" in capsys.readouterr().out
@@ -243,9 +243,9 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within these"),
-        (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
-        (["--model", "big=m"], "--model big=...: unknown name; the only one is small"),
+        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
+        (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; the topics are foodRecommendation, travelPlanning, "),
+        (["--model", "big=m"], "--model big=...: unknown name; the only name is small"),
         (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),

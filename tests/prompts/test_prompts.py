@@ -145,7 +145,7 @@ def test_an_invalid_prompts_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=rf"^{at}/nothing: no such folder$"):
         load_prompt("lampqa/rag", tmp_path / "nothing")
     (tmp_path / "rag.md").write_text(OWN)
-    with pytest.raises(UserError, match=rf"^{at}: holds no prompt; .*rag\.txt"):
+    with pytest.raises(UserError, match=rf"^{at}: has no prompts; .*rag\.txt"):
         load_prompt("lampqa/rag", tmp_path)
     (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):

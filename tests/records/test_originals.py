@@ -142,7 +142,7 @@ def test_errors_are_described(case, tmp_path):
 def test_the_old_news_categories_of_lamp_2_are_refused(tmp_path):
     news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
     given = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
-    with pytest.raises(UserError, match=r"record 0: from LaMP-2's old version.*\n.* the folder LaMP_2/new"):
+    with pytest.raises(UserError, match=r"record 0: is from the old version of LaMP-2 .*\n.* the folder LaMP_2/new"):
         read(tmp_path, [given], name="LaMP-2")
 
 

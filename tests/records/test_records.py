@@ -212,6 +212,7 @@ def test_responses_are_counted():
 
 DATASET_IDS = [f"q{i}" for i in range(10)]
 NOT_THE_DATASET = "r.json: its ids do not match the dataset; give the dataset these responses were made from"
+REMEDY = "give the dataset of these responses"
 ONLY_A_PART = "r.json: some questions have no response; add --allow_partial to score the others"
 
 
@@ -234,8 +235,8 @@ def test_a_response_to_every_question(question_ids, allow_partial):
         (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
         (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
         ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
-        ([*DATASET_IDS, "x"], True, ["r.json: 'x' is not in the dataset; remove it, or give its dataset"]),
-        (["q1", "x", "y"], True, ["r.json: 'x', 'y' are not in the dataset; remove them, or give its dataset"]),
+        ([*DATASET_IDS, "x"], True, [f"r.json: id 'x' is not in the dataset; remove it, or {REMEDY}"]),
+        (["q1", "x", "y"], True, [f"r.json: ids 'x', 'y' are not in the dataset; remove them, or {REMEDY}"]),
         (
             [f"x{i}" for i in range(6)],
             False,

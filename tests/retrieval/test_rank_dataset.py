@@ -179,7 +179,7 @@ def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatc
             f"up to {posts + 3} texts to embed, cut at 512 tokens",
             "note: there is no GPU here, so GPU memory could not be checked",
         ]
-        lines += [f"{encoder_folder}: 0.0 GB of weights per GPU; activations come on top"]
+        lines += [f"{encoder_folder}: 0.0 GB of weights per GPU, plus activations"]
     *said, disk = capsys.readouterr().out.splitlines()
     assert said == lines and disk.startswith(f"disk of {tmp_path}: ") and disk.endswith(" takes up to 1 MB")
     assert list(tmp_path.iterdir()) == [source]

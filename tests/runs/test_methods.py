@@ -119,7 +119,7 @@ def test_a_second_model_whose_server_is_gone_is_asked_no_more(runs, capsys):
     with serve(lambda request: Reply("no", status=503)) as critic:
         more = ["--model", f"critic=c@{critic.url},api_key_addr={runs.folder}/key.txt,model_id=c", "--max_retries", "0"]
         more += ["--max_concurrency", "1"]
-        with pytest.raises(UserError, match="answers 503: no\n  asked 1 times"):
+        with pytest.raises(UserError, match="answers 503: no\n  tried 1 times"):
             runs.run(*more)
         assert len({json.dumps(request["messages"]) for request in critic.requests}) == 3
         before = len(critic.requests)
@@ -192,7 +192,7 @@ async def answer(record, ask):
 def test_a_setting_that_the_file_does_not_contain_is_reported(runs, capsys, flags):
     runs.write("async def answer(record, ask):\n    return ask.settings['a'] + ask.settings.get('b', '')\n")
     runs.run("--set", "a=1", "--set", "bb=2", *flags)
-    assert f"note: {runs.name} does not contain the name bb of --set\n" in capsys.readouterr().err
+    assert f"note: {runs.name} does not contain the name bb, given with --set\n" in capsys.readouterr().err
 
 
 def test_an_own_parser_is_retried_until_it_finds_something(runs):
@@ -249,7 +249,7 @@ async def answer(record, ask):
 """.replace("ID", repr(IDS[3]))
     )
     assert runs.run() == 2 * len(IDS) and list(runs.answers) == IDS
-    assert f"note: {runs.name} made other calls when it ran again for 1 records; " in capsys.readouterr().err
+    assert f"note: {runs.name} made other calls on its second run for 1 records; " in capsys.readouterr().err
     assert read_manifest(runs.output)["asked_otherwise"] == 1
 
 
@@ -330,12 +330,12 @@ def test_invalid_method_files(runs, text, problem):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "0 of 13 answers need no request\n  generator: 13 requests, " in printed
+    assert "13 of 13 answers need requests\n  generator: 13 requests, " in printed
     assert "  requests that depend on the answers to these are not counted\n" in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "3 of 13 answers need no request\n  generator: 10 requests, " in capsys.readouterr().out
+    assert "10 of 13 answers need requests\n  generator: 10 requests, " in capsys.readouterr().out
 
 
 # Included methods
@@ -512,8 +512,8 @@ def test_answers_that_are_missing_because_the_method_raised(runs, capsys):
     runs.run(code=1)
     manifest, told = read_manifest(runs.output), capsys.readouterr().err
     assert (manifest["missing"], manifest["raised"]) == (1, 1) and "server" not in told
-    assert "the method raised on 1 records; correct it and run the same command again; its completions" in told
-    with pytest.raises(UserError, match=r"is missing because the method raised on 1 questions\n  correct the"):
+    assert "the method raised an error on 1 records; correct the method, then run the command again; its" in told
+    with pytest.raises(UserError, match=r"is missing because the method raised an error on 1 questions\n  correct the"):
         refuse_gaps(runs.output)
     runs.write("async def answer(record, ask):\n    return await ask('none')\n")
     runs.run()

@@ -188,7 +188,7 @@ async def answer(record, ask):
     return "made up"
 """)
     assert runs.run(code=1) == len(IDS) and runs.answers == {}
-    assert "it did not wait for a call (a timeout?), so its answer depends on timing" in capsys.readouterr().err
+    assert "the method did not wait for a call (a timeout?), so its answer depends on timing" in capsys.readouterr().err
 
 
 def test_an_endless_loop_ends(runs, monkeypatch, capsys):
@@ -334,7 +334,7 @@ def test_mistakes_in_ask_are_refused(runs, call, told, flags, capsys):
     assert runs.run(*flags, code=0 if is_parser and flags else 1) == (len(IDS) if is_parser and not flags else 0)
     if not (is_parser and flags):
         errors = capsys.readouterr().err
-        assert f"mine.py, line 2: {told}" in errors and "the method raised on 13 records" in errors
+        assert f"mine.py, line 2: {told}" in errors and "the method raised an error on 13 records" in errors
 
 
 def test_greedy_stays_greedy_on_every_try(runs):
@@ -369,7 +369,7 @@ async def answer(record, ask):
     assert runs.run(code=int("{t}" in prompt)) == len(IDS) * (1 + ("{t}" in prompt))
     assert "made up" not in runs.output.read_text()
     assert len(runs.answers) == (0 if "{t}" in prompt else len(IDS))
-    assert ("it did not wait for a call" in capsys.readouterr().err) == ("{t}" in prompt)
+    assert ("the method did not wait for a call" in capsys.readouterr().err) == ("{t}" in prompt)
 
 
 @pytest.mark.parametrize("line", ["sys.exit(0)", 'await ask("none", parse=lambda text: sys.exit(0))'])
@@ -381,7 +381,7 @@ def test_a_method_that_exits(runs, line):
 
 def test_keys_stay_with_their_server_and_models_are_distinguished(runs):
     runs.write(CRITIC)
-    with pytest.raises(UserError, match="add its key, ,api_key_addr=FILE"):
+    with pytest.raises(UserError, match="needs a key: append ,api_key_addr=FILE"):
         runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
     assert runs.server.requests == []
     key = f",api_key_addr={runs.folder}/key.txt"
@@ -425,7 +425,7 @@ async def answer(record, ask):
         ("async def answer(record, ask):\n    return 7\n", "TypeError: answer returned int, not a text or None"),
         (
             "async def answer(record, ask):\n    return await ask('{question} {mood}')\n",
-            "mine.py, line 2: ValueError: ask: no value for {mood} of the prompt",
+            "mine.py, line 2: ValueError: ask: the prompt has {mood}, but no value is given for it",
         ),
         ("async def answer(record, ask):\n    ask.note(a=object())\n", "is not JSON serializable"),
         ("async def answer(record):\n    return 'a'\n", "`answer` must take two arguments, record and ask"),

@@ -233,11 +233,11 @@ def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path):
     (store / "search-a-model" / "model.json").write_text('{"model": "search-a-model"}')
     assert searching.run(*flags, "--cached_only") == 0 and searching.output.read_bytes() == whole
     searching.write(SEARCHES.replace("k=2", "k=3").replace("ask.search(query", 'ask.search(f"{query} rome"'))
-    with pytest.raises(UserError, match=r"lacks the order of .* for .* rome"):
+    with pytest.raises(UserError, match=r"lacks a search of record .* for .* rome"):
         searching.run(*flags, "--cached_only")
     other = save_tiny_encoder(tmp_path / "other" / "encoder", seed=1)
     searching.run("--search", "dense", "--model_name", other, "--completions", store, output=tmp_path / "other.json")
-    with pytest.raises(UserError, match="has orders by 2 encoders of the name encoder"):
+    with pytest.raises(UserError, match="has searches by 2 encoders named encoder"):
         searching.run(*flags, "--cached_only")
 
 

@@ -59,7 +59,7 @@ def test_parts_of_a_prompt():
     said = "[user]\n{question}"
     assert roles_of("[user]\n{question}\n[assistant]\n{said}", question="q", said=said)[1] == ("assistant", said)
     for text in ("[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"):
-        with pytest.raises(ValueError, match="the parts of a prompt are"):
+        with pytest.raises(ValueError, match=r"a prompt has \[system\]"):
             own_prompt(text)
 
 
@@ -118,7 +118,7 @@ def test_without_a_stop_the_key_is_as_before(tmp_path):
 
 def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
     runs.write(BEGUN)
-    with pytest.raises(UserError, match="needs a server of vllm or sglang, and this one is not"):
+    with pytest.raises(UserError, match="needs vllm or sglang as the server, and the list of models names neither"):
         runs.run()
     runs.server.list_models = lambda: (503, {"error": {"message": "busy"}})  # says nothing about the kind of server
     with pytest.raises(UserError, match="answers 503: busy"):

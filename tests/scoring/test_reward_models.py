@@ -207,19 +207,19 @@ def test_an_interval_of_rewards_is_not_cut_at_0_and_1():
 def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     flags, _ = flags_of(samples, tmp_path, *api(server))
     server.reply = lambda request: Reply("[0.1, 0.9]")
-    with pytest.raises(UserError, match="gave a reply without one number: is it a reward model, with one label"):
+    with pytest.raises(UserError, match="did not return one number: is it a reward model, with one label"):
         evaluate_responses.main(flags)
     server.reply = lambda request: Reply("[NaN]")
     assert evaluate_responses.main(flags) == 1  # none is usable
     content = json.loads((tmp_path / "1.json").read_text())
     assert (content["score"], content["num_unscored"]) == (None, 13)
-    assert content["per_question_scores"][0]["details"][0]["reason"] == "the model gives no finite number"
+    assert content["per_question_scores"][0]["details"][0]["reason"] == "the model returned no finite number"
     server.classifies = False
-    with pytest.raises(UserError, match="has no /classify; serve it by vLLM"):
+    with pytest.raises(UserError, match="has no /classify; serve the model with vLLM"):
         evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
-        (tmp_path / "chat", "chat: not a sequence classifier, which a reward model is"),
+        (tmp_path / "chat", "chat: not a sequence classifier; give a reward model"),
         (tmp_path / "none", "none: no such folder"),
     ):
         with pytest.raises(UserError, match=match):
@@ -288,7 +288,8 @@ def test_a_dialogue_that_is_too_long_has_no_reward(server, tmp_path):
         entries = json.loads(score_addr.read_text())["per_question_scores"]
         assert [entry["score"] for entry in entries] == [0.5, None, None] + [0.5] * (len(RECORDS) - 3)
         reasons = [entry["details"][0]["reason"] for entry in entries[1:3]]
-        assert reasons[0] == "the prompt is longer than the model takes" and "maximum context length" in reasons[1]
+        assert reasons[0] == "the prompt does not fit into the model's context"
+        assert "maximum context length" in reasons[1]
 
 
 @pytest.mark.engine

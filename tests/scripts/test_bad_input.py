@@ -286,6 +286,7 @@ FILE_DAMAGES = {
     "cut short": (replaced(lambda content: content[:-20]), r"the JSON ends early at line \d+, column \d+"),
     "trailing garbage": (replaced(lambda content: content + b"]"), r"more than one JSON value \(line \d+"),
     "Python's quotes": (replaced(lambda content: content.replace(b'"', b"'")), "not JSON: "),
+    "CSV": (replaced(b"id,answer\nq1,Yes.\n"), "looks like CSV; give JSON"),
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
     "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
     "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
@@ -416,10 +417,10 @@ NO_VERDICT = (3, -1, 1.0, True, "1", [], float("nan"), 10**50)
 
 NO_SAMPLE = r"id 'q1': field '\[0\]': (Object missing|Expected `object`)"
 PART_DAMAGES = [
-    ("responses.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
+    ("responses.json", ("q1",), NO_SAMPLES, "id 'q1': found .*; responses look like {"),
     ("responses.json", ("q1", 0), (*NO_OBJECT, {}, {"text": "Rye."}), NO_SAMPLE),
     ("responses.json", ("q1", 0, "output"), (5, [], {}, "\ud800"), r"id 'q1': (field '\[0\].output'|.*has half)"),
-    ("plans.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
+    ("plans.json", ("q1",), NO_SAMPLES, "id 'q1': found .*; plans look like {"),
     ("plans.json", ("q1", 0), (*NO_OBJECT, {}, {"titles": []}), NO_SAMPLE),
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*has half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),

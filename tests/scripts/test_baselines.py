@@ -355,6 +355,6 @@ def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output,
         question=records[0]["question"], profile=f"{posts[0]['text']}\n\n{posts[1]['text']}"
     )
     assert [request["messages"] for request in server.requests] == [expected]
-    unanswered = {"output": None, "reason": "the prompt is longer than the model takes"}
+    unanswered = {"output": None, "reason": "the prompt does not fit into the model's context"}
     assert answers["q2"] == [unanswered | {"question_hash": question_hash(records[1])}]
     assert "3 posts left out for length" in capsys.readouterr().out

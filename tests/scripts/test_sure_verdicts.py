@@ -147,11 +147,14 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
     weighing.responses("a", q1="A1", q2=None, q3="A3")
     found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)), code=1)
     printed = capsys.readouterr().err
-    assert ": 3 of 3 verdicts are unusable\n  3 × the model gives an option no likelihood, such as 'q1'\n" in printed
+    assert (
+        ": 3 of 3 verdicts are unusable\n  3 × the model returned no likelihood for an option, such as 'q1'\n"
+        in printed
+    )
     assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0, None]
     assert (found["num_unanswered"], found["num_unscored"], found["mean_entropy"]) == (1, 3, None)
     [detail, *_] = found["per_question_scores"][0]["details"]
-    assert detail["reason"] == "the model gives an option no likelihood"
+    assert detail["reason"] == "the model returned no likelihood for an option"
 
 
 # By several verdicts
@@ -222,7 +225,11 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
 @pytest.mark.parametrize(
     ("strategy", "more", "message"),
     [
-        ("aspect", ["--verdicts", "probability"], "--verdicts probability: APIs do not return these likelihoods; "),
+        (
+            "aspect",
+            ["--verdicts", "probability"],
+            "--verdicts probability: APIs do not return the likelihood of a given text; ",
+        ),
         (
             "direct",
             ["--verdicts", "probability"],

@@ -335,7 +335,7 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     (other / "checkpoint-250/pytorch_model.bin").write_bytes(b"somebody's")
     for flags in ([], ["--no-resume"], ["--overwrite"]):
         message = refusal(reopen, other, *flags)
-        assert message == f"{other}: holds checkpoints of something else; give another --output_dir"
+        assert message == f"{other}: holds checkpoints of another program; give another --output_dir"
     assert (other / "checkpoint-250/pytorch_model.bin").read_bytes() == b"somebody's"
 
 

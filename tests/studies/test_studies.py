@@ -127,7 +127,7 @@ def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(co
 def test_what_no_study_can_do_is_refused(tmp_path):
     done = study("figure3", OUT=tmp_path, GPUS=3, DRY_RUN=1)
     assert done.returncode == 2
-    assert "error: GPUS=3 cannot share a step of 32 questions evenly; take 2, 4 or 8\n" in done.stderr
+    assert "error: GPUS=3 cannot share a step of 32 questions evenly; use 2, 4 or 8\n" in done.stderr
     done = study("table2", OUT=tmp_path, MODELS="", OPENAI_MODELS="")
     assert (done.returncode, done.stderr) == (2, "error: MODELS and OPENAI_MODELS are both empty\n")
     for name in ("steps", "table2", "lamp", "lamp_flant5"):  # elsewhere than in the root
@@ -232,9 +232,9 @@ def usable_reply(request):
 
 def cells(stdout):
     """Return the rows of a dry run's table, and the sums, by step; without what a step waits for."""
-    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +in all .*\n)", stdout, re.MULTILINE)
+    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +total .*\n)", stdout, re.MULTILINE)
     rows = [re.split(r" {2,}", line.strip()) for line in lines.splitlines()]
-    return {row[0 if row[0] == "in all" else 1]: row[-7:] for row in rows}
+    return {row[0 if row[0] == "total" else 1]: row[-7:] for row in rows}
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_p
     assert f"waits for: ranked/{SOCIETY}_test; counted with {tmp_path}/data/{SOCIETY}_test.json\n" in done.stdout
     assert "no such file" not in done.stderr
     table = cells(done.stdout)
-    prompts, tokens, written, verdicts, usd, *_ = (float(cell.replace(",", "")) for cell in table["in all"][:5])
+    prompts, tokens, written, verdicts, usd, *_ = (float(cell.replace(",", "")) for cell in table["total"][:5])
     assert (prompts, written) == (5 * 4 + verdicts, 4 * 4 * 400 + 4 * 50 + 15 * verdicts)
     answers = sum(float(table[f"tiny/test/{SOCIETY}/{name}"][4]) for name in ("none", "rag", "rag_random", "planpers"))
     assert usd == pytest.approx(answers, abs=1e-3) and usd == pytest.approx(16 * 400 / 1000, abs=0.1)
@@ -269,7 +269,7 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_p
     assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == words  # as the server counts
 
     done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
-    assert done.returncode == 0 and cells(done.stdout) == {"in all": ["0", "0", "0", "0", "-", "-", "-"]}
+    assert done.returncode == 0 and cells(done.stdout) == {"total": ["0", "0", "0", "0", "-", "-", "-"]}
 
     # The table is made, and the same command makes nothing again.
     table = (tmp_path / "out/tiny/test/table2.md").read_text()
@@ -335,7 +335,7 @@ def test_hours_and_memory_are_those_of_the_docs(tmp_path):
     gib = 2**30 / 1e9
     assert estimates["answers"][0] == pytest.approx((15.2 + 3 * gib + 8192 * 56 / 2**20 * gib) / 0.9, abs=0.2)
     assert estimates["verdicts"][0] == pytest.approx((65.5 + 3 * gib + 8192 * 256 / 2**20 * gib) / 0.9, abs=0.5)
-    assert estimates["in all"][1] == pytest.approx(sum(estimates[unit][1] for unit in documented), abs=0.02)
+    assert estimates["total"][1] == pytest.approx(sum(estimates[unit][1] for unit in documented), abs=0.02)
 
 
 @pytest.mark.slow
@@ -431,7 +431,7 @@ def test_dpo_shares_the_first_samples_and_nothing_else_with_offline_rl(commands_
         table = commands[-1][1]
         assert table["system"][-1][0] == {"sft": "Offline RL", "dpo": "DPO"}[objective]
     assert len(made[0]) == len(made[1]) and not made[0] & made[1]
-    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: sft or dpo\n"
+    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: give sft or dpo\n"
 
 
 def test_the_planners_flags_are_not_the_policies(commands_of):
@@ -545,7 +545,7 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
     assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
     assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
     table = cells(done.stdout)
-    assert table.pop("in all") == ["0", "0", "0", "0", "-", "-", "-"] and {*map(tuple, table.values())} == {("?",) * 7}
+    assert table.pop("total") == ["0", "0", "0", "0", "-", "-", "-"] and {*map(tuple, table.values())} == {("?",) * 7}
     assert f"The sums are without {len(table)} steps (?)" in done.stdout
 
 

@@ -34,7 +34,7 @@ def check_id(value: Any, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or not is_unicode(value):
-        raise UserError(f"{where}: field 'id' is {kind(value)}; every question needs a unique id, a string")
+        raise UserError(f"{where}: field 'id' is {kind(value)}; every question needs a unique string as id")
     return value
 
 
@@ -66,7 +66,7 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
         problem = problem.replace("matching regex '\\\\S'", "that is not empty")
         place = (name + place.removesuffix("`")).removeprefix(".")
     except UnicodeEncodeError:
-        problem, place = "has half a character (a lone surrogate), which no file can hold", name
+        problem, place = "has half a character (a lone surrogate), which UTF-8 cannot encode", name
     else:
         return
     raise UserError(f"{where}: field {place!r}: {problem}" if place else f"{where}: {problem}")
@@ -101,7 +101,7 @@ def check_json(record: dict[str, Any], where: str) -> None:
     try:
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: has half a character (a lone surrogate), which no file can hold") from None
+        raise UserError(f"{where}: has half a character (a lone surrogate), which UTF-8 cannot encode") from None
     except ValueError:
         raise UserError(f"{where}: has NaN or an infinite number, which JSON does not allow") from None
     except RecursionError:

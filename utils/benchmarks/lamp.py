@@ -64,7 +64,7 @@ def convert_movies(question: dict[str, Any], where: str) -> Record:
     items = question.get("profile")
     if isinstance(items, list) and any("category" in item for item in items if isinstance(item, dict)):
         raise UserError(
-            f"{where}: from LaMP-2's old version, news categories; this task is movie tagging\n"
+            f"{where}: is from the old version of LaMP-2 (news categories); this task is movie tagging\n"
             "  use the files in the folder LaMP_2/new on LaMP's server"
         )
     return to_record("LaMP-2", question, where)

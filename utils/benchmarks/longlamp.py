@@ -45,7 +45,7 @@ def state_abstract(item: Item) -> str:
 def published(name: str) -> dict[str, list[OnHub | OnServer]]:
     kind, at = (OnServer, None) if name in LICENSED else (OnHub, HUB)
     configs = {setting: f"{CONFIGS[name]}_{setting}" for setting in ("user", "temporal")}
-    return by_setting(kind, name, at, configs, SPLITS, QUESTIONS, "a count by others")
+    return by_setting(kind, name, at, configs, SPLITS, QUESTIONS, "an unverified count")
 
 
 make = partial(

@@ -45,7 +45,7 @@ BENCHMARK = "PersonaMem"
 # By size: the number of questions, as others have counted them (not verified), and a generator's tokens of prompt and
 # output: more than the paper's count, because tokens of an unknown tokenizer are estimated high.
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
-COUNTED_BY = "a count by others of the published file"
+COUNTED_BY = "an unverified count of the published file"
 
 # Canonical names in the paper's order, with the names in older public files.
 TYPES = {
@@ -274,7 +274,7 @@ def metrics() -> dict[str, Metric]:
     accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), judge_inputs=judge_inputs, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders, compute=choice)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
-    official = replace(official, is_unreadable=lambda entry: False)  # it only tells whether the letter was right
+    official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the letter was right
     return {"accuracy": ours, "accuracy-official": official}
 
 

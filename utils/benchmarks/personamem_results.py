@@ -100,7 +100,7 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
     or empty texts. UserError if the row is malformed.
     """
     if not row.get("question_id"):
-        raise UserError(f"{where}: no 'question_id'")
+        raise UserError(f"{where}: no column 'question_id'")
     question_id = row["question_id"]
     where = f"{where} (id {quote(question_id)})"
     column = next((name for name in RESPONSE_COLUMNS if name in row), None)
@@ -118,7 +118,7 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
         return question_id, {"output": found.value, "raw": text, **reason}
     letter = _LETTER.fullmatch(text)
     if letter is None and text.strip():
-        raise UserError(f"{where}: column 'p' holds {quote(text)}, not one of the letters {', '.join(LETTERS)}")
+        raise UserError(f"{where}: column 'p' is {quote(text)}, not one of the letters {', '.join(LETTERS)}")
     if letter is None:
         return question_id, {"output": None, "reason": "no letter in the table"}
     return question_id, {"output": letter[1].lower()}

@@ -85,7 +85,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     check_field(row, where, "correct_answer")
     question, right = read_query(row["user_query"]), row["correct_answer"]
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} has no text of a user")
+        raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} has no message of the user")
     texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # so the table's order has no effect
     if row["pref_type"] not in TYPES:
         raise UserError(f"{where}: pref_type {quote(row['pref_type'])} is not one of {', '.join(TYPES)}")

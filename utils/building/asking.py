@@ -38,7 +38,7 @@ class Question:
     parse: Parser
     field: str  # the output's field in the file
     unit: str  # plural noun for the outputs
-    describe: Callable[[Any], str]  # tells from the output what became of a post
+    describe: Callable[[Any], str]  # from an output, what became of the post
     stand_in: Any  # an output that lets a post pass (--dry_run)
 
 
@@ -53,7 +53,10 @@ def stages_of(args: Namespace, script: str, posts: list[Record], first: Question
         return [post for post in posts if content.get(post["id"], {}).get(first.field)]
 
     asks_second = stage_of(args, script, model, second, passed)
-    return [asks_first, replace(asks_second, after=asks_first, assumes=f"at most: the {first.step} drops some posts")]
+    return [
+        asks_first,
+        replace(asks_second, after=asks_first, assumes=f"upper bound, because {first.step} drops some posts"),
+    ]
 
 
 def stage_of(

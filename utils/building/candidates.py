@@ -84,7 +84,7 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def is_repost(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
-    """Tell whether two posts, given by their shingles, share most of the shorter one."""
+    """Return whether two posts, given by their shingles, share most of the shorter one."""
     return len(one & other) > MOST * min(len(one), len(other))
 
 

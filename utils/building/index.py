@@ -77,7 +77,7 @@ class PostIndex:
         if (there := self._identities()) == wanted:
             return
         if there:
-            announce(f"{self._path}: was made from other inputs, rebuilding it")
+            announce(f"{self._path}: was made from other inputs; rebuilding it")
         with self._telling():
             self._clear()
         with self._telling(), self._file:  # rolls back after an error

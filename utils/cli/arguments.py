@@ -87,15 +87,15 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with additional parameters for each API request (default: none)")
     add_price_arguments(parser, group)
-    parser.decides_nothing(model_flag, "the settings have the model's identity")
+    parser.not_a_setting(model_flag, "the identity of the model is a setting")
     parser.names_model(model_flag, lambda args: args.openai)
-    parser.decides_nothing(
+    parser.not_a_setting(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
-        "where and how a model is loaded",
+        "they only decide where and how the model runs",
     )
-    parser.decides_nothing(
+    parser.not_a_setting(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
-        "how a server is reached; the settings have the model's identity",
+        "they only decide how the server is reached, and the identity of the model is a setting",
     )
     parser.without_effect(
         "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",
@@ -113,7 +113,7 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, w
         ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
         group.add_argument(f"--{whose}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
-        parser.decides_nothing(f"--{whose}price_{name}", "what it costs")
+        parser.not_a_setting(f"--{whose}price_{name}", "it only decides which cost is reported")
     first, second = f"--{whose}price_in", f"--{whose}price_out"
     for flags, missing in ((first, second), (f"{second} --{whose}price_cached", first)):
         is_missing = partial(lambda name, args: vars(args)[name] is None, missing[2:])
@@ -147,7 +147,7 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="constrain the output to its JSON schema: on the last try, always, or never; with never, each retry "
         "raises the temperature by 0.1, as in the paper's code (%(default)s)")
-    parser.decides_nothing("--max_retries", "`Output` compares it if pieces were unusable")
+    parser.not_a_setting("--max_retries", "`Output` compares it separately, if outputs were unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:
@@ -174,34 +174,34 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
-    parser.decides_nothing("--limit", "which pieces an output has; its manifest has their hash")
+    parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their keys")
     if shards:
-        parser.decides_nothing("--num_shards --shard_index", "which process asks for a piece")
-    parser.decides_nothing("--completions --cached_only", "where completions are")
-    parser.decides_nothing("--prompts_dir", "the settings have the prompts' hashes")
+        parser.not_a_setting("--num_shards --shard_index", "they only divide the requests among processes")
+    parser.not_a_setting("--completions --cached_only", "they only decide where completions come from")
+    parser.not_a_setting("--prompts_dir", "the hashes of the prompts are settings")
 
 
 def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
-    parser.decides_nothing("--overwrite", "what may be replaced")
+    parser.not_a_setting("--overwrite", "it only decides what may be replaced")
     group.add_argument("--overwrite", action="store_true",
-        help="replace an output that has other settings or more entries, or that another program wrote; stored "
-        "completions are still reused (off)")
+        help="replace an output that was made with other settings, has more entries, or was written by another "
+        "program; stored completions are still reused (off)")
 
 
 def add_unranked_argument(parser: FlagParser) -> None:
-    parser.decides_nothing("--unranked", "which datasets are accepted; the settings have the dataset's hash")
+    parser.not_a_setting("--unranked", "the hash of the dataset is a setting")
     parser.add_argument("--unranked", action="store_true",
         help="accept an unranked dataset, and use its posts in the file's order (off: refuse)")
 
 
 def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, does: str) -> None:
-    parser.decides_nothing("--dry_run", "nothing is made")
+    parser.not_a_setting("--dry_run", "it writes no output")
     group.add_argument("--dry_run", nargs="?", const=True, default=False, metavar="FILE",
         help=f"{does}; with FILE, write the figures there as JSON too (off)")
 
 
 def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
-    parser.decides_nothing("--log_level", "what is printed")
+    parser.not_a_setting("--log_level", "it only decides which messages are shown")
     group.add_argument("--log_level", choices=["debug", "info", "warning"], default="warning",
                        help="messages of libraries to show (%(default)s)")
 # fmt: on

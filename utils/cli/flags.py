@@ -43,7 +43,7 @@ class Arguments(argparse.Namespace):
         return Arguments(self.given, self.idle, **{**vars(self), **values}).freeze()
 
     def settings(self) -> dict[str, Any]:
-        """Return the flags that affect an output: all except those given to `FlagParser.decides_nothing`."""
+        """Return the flags that affect an output: all except those given to `FlagParser.not_a_setting`."""
         return {name: value for name, value in vars(self).items() if name not in self.idle}
 
 
@@ -66,13 +66,13 @@ class FlagParser(argparse.ArgumentParser):
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
         """Refuse these flags (separated by spaces) in a mode, and say `why` they have no effect in it.
 
-        `when` tells whether the mode is on; `remedy` is an alternative to leaving them out.
+        `when` returns whether the mode is on; `remedy` is an alternative to leaving them out.
         """
         self._rules.append((flags.split(), when, why, remedy))
 
-    def decides_nothing(self, flags: str, why: str) -> None:
+    def not_a_setting(self, flags: str, because: str) -> None:
         """Leave these flags (separated by spaces) out of an output's settings."""
-        self.idle |= dict.fromkeys(flags.split(), why)
+        self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
         """Follow a link to a local model's folder once, before it is identified: training may move it at any time."""
@@ -84,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
         for flags, when, why, remedy in self._rules:
             given = [flag for flag in flags if flag in self._given]
             if given and when(parsed):
-                verb, them = ("has", "it") if len(given) == 1 else ("have", "them")
+                verb, them = ("has", given[0]) if len(given) == 1 else ("have", "these flags")
                 leave = f"{remedy}, or leave" if remedy else "leave"
                 message = f"{', '.join(given)}: {verb} no effect {why}\n  {leave} {them} out"
                 refusals |= dict.fromkeys(given, message)

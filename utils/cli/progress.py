@@ -100,7 +100,7 @@ class Progress:
         seconds = time.monotonic() - self._started
         finished = self.done - self.initial
         figures = []
-        if finished > 0 and seconds > 0:
+        if finished > 0 and seconds >= 1:  # in less time, the store had almost everything
             a_second = finished / seconds  # the first unit with at least one piece is shown
             unit, length = ("s", 1) if a_second >= 1 else ("min", 60) if a_second * 60 >= 1 else ("h", 3600)
             rate = a_second * length

@@ -1,6 +1,7 @@
 """Read JSON, JSON Lines and TOML; errors name the file and the place in it."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import IO, Any
 from utils.cli import UserError
 from utils.cli.errors import quote
 
+CSV_HEADER = re.compile(r'"?[A-Za-z][\w ]*"?(?:[,;\t]"?[A-Za-z][\w ]*"?)+\r?\n')
 LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmark have 5 million
 
 
@@ -25,6 +27,8 @@ def read_json(path: str | Path) -> Any:
             ) from None
         if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
             raise UserError(f"{path}: the JSON ends early at {where}: the file is incomplete") from None
+        if CSV_HEADER.match(text):
+            raise UserError(f"{path}: looks like CSV; give JSON") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {_problem(error)}") from None

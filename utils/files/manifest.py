@@ -196,7 +196,7 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
         if is_newer and file_hash(data) != made["settings"].get("inputs") and is_first_process():
             print(f"note: {path}: was ranked before {data} changed; rank it again", file=sys.stderr)
         return
-    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
+    problem = f"{path}: not ranked: it has no manifest from retrieval/rank_dataset.py"
     if not unranked:
         raise UserError(f"{problem}\n  rank it first, or add --unranked to use its posts in the file's order")
     if is_first_process():

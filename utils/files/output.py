@@ -192,7 +192,7 @@ class Output:
         problem = f"{self.path}: {len(failed)} of {num_asked} {self.unit} are unusable"
         print(problem + (self._again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
-        print("  with other settings, give another output or add --overwrite", file=sys.stderr)
+        print("  to use other settings, give another output or add --overwrite", file=sys.stderr)
         return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again
 
     def _failed(self) -> list[Key]:
@@ -231,7 +231,7 @@ class Output:
         if "raw" not in piece and "too long" in str(piece.get("reason")):
             return "the server's limit as --max_model_len, or fewer posts"
         if "raw" not in piece:
-            return "another model or server: this one refuses these prompts"
+            return "another model or server: this one fails on these prompts"
         if piece.get("reason") == UNFINISHED:
             return THINK_LONGER
         if piece.get("finish_reason") == "length" and self.unit == "plans":
@@ -240,4 +240,4 @@ class Output:
             return "a higher --max_tokens, with a --max_model_len that has room for it"
         if self.settings.get("constrained_decoding") == "never":
             return "--constrained_decoding fallback, or another model"
-        return "another model, or a prompt of your own by --prompts_dir"
+        return "another model, or a prompt of your own (--prompts_dir)"

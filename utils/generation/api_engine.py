@@ -141,10 +141,10 @@ class APIEngine:
                     tokens = content["usage"]["prompt_tokens"]
                     return Rewarded(float("nan") if logit is None else float(logit), int(tokens))
             except AbsentError:
-                raise UserError(f"{model}: the {self.device} has no /classify; serve it by vLLM") from None
+                raise UserError(f"{model}: the {self.device} has no /classify; serve the model with vLLM") from None
             except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-                problem = "a reply without one number: is it a reward model, with one label?"
-                raise UserError(f"{model}: the {self.device} gave {problem}") from None
+                problem = "did not return one number: is it a reward model, with one label?"
+                raise UserError(f"{model}: the {self.device} {problem}") from None
 
     async def _check_continues(self, model: str, prompt: Rendered) -> None:
         """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""
@@ -156,7 +156,7 @@ class APIEngine:
         except (AbsentError, MalformedError, ValueError, KeyError, TypeError, AttributeError):
             owners = set()
         if owners.isdisjoint(CONTINUES):
-            problem = f"needs a server of {' or '.join(CONTINUES)}, and this one is not, by its list of models"
+            problem = f"needs {' or '.join(CONTINUES)} as the server, and the list of models names neither"
             remedy = "end the prompt with a [user] part, or use a local model"
             raise UserError(f"{model}: a prompt that ends with the assistant's turn {problem}\n  {remedy}")
         self._continuing.add(model)
@@ -208,7 +208,7 @@ class APIEngine:
         if len(met) == most:
             return UserError(f"{error}\n  {most} different prompts were refused in a row, and none was answered")
         refusal = RefusedError(str(error).replace("\n  ", "; "), is_certain=False)
-        self._note(f"{refusal}; this prompt has no answer")
+        self._note(f"{refusal}; this prompt gets no answer")
         return refusal
 
     async def close(self) -> None:
@@ -281,7 +281,7 @@ class APIEngine:
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
         text, thoughts = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
-        # Other kinds of servers answer 200 with a web page or an error.
+        # A server that is not such an API may answer 200 with a web page or an error.
         if text is None:
             shown = self._one_line(error or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {shown}")

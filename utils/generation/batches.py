@@ -133,7 +133,7 @@ class BatchEngine(APIEngine):
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
         elif batch["status"] == "failed":  # sending its requests individually would cost twice as much
-            reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
+            reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "no reason given"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
             await self._take(batch, part.keys())

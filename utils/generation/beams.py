@@ -67,7 +67,7 @@ class Room:
     written: int = 0  # most tokens of an answer
 
     def holds(self, prompts: Sequence[Sequence[Sequence[int]]]) -> bool:
-        """Tell whether these prompts of passages fit together."""
+        """Return whether these prompts of passages fit together."""
         longest = max(len(part) for parts in prompts for part in parts)
         tokens = len(prompts) * max(map(len, prompts)) * longest
         cache = (tokens + len(prompts) * self.written) * self.cache_bytes

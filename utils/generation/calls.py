@@ -105,7 +105,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         NotStoredError: the store lacks a completion, and no engine is open.
     """
     if call.prompt is None:
-        return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
+        return {"value": None, "reason": "the prompt does not fit into the model's context", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
     if call.is_rewarded:
@@ -226,7 +226,7 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
     scores = dict(zip(call.options, scored.mean_log_probs, strict=True))
     if not all(map(math.isfinite, scores.values())):  # a model's logits may be damaged; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
-        chosen = {"value": None, "reason": "the model gives an option no likelihood"}
+        chosen = {"value": None, "reason": "the model returned no likelihood for an option"}
     elif call.expected_value is not None:
         chosen = call.expected_value({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
     else:
@@ -245,7 +245,7 @@ async def _reward(engine: Engine | None, model: Model, call: Call, role: str) ->
         return {"value": None, "reason": str(refusal), **call.record, "attempts": 1, **_spent([])}
     value = {"value": given.reward}
     if not math.isfinite(given.reward):
-        value = {"value": None, "reason": "the model gives no finite number"}
+        value = {"value": None, "reason": "the model returned no finite number"}
     spent = {"prompt_tokens": given.prompt_tokens, "cached_tokens": given.cached_tokens, "completion_tokens": 0}
     return {**value, **call.record, "attempts": 1, **spent}
 
@@ -278,7 +278,8 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
-        print(f"note: replies name another model than was asked: {by_model} (of {len(refusals)})", file=sys.stderr)
+        problem = f"replies name another model than the requested one: {by_model} (of {len(refusals)})"
+        print(f"note: {problem}", file=sys.stderr)
         others["the model asked"] = len(refusals) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),

@@ -166,7 +166,7 @@ class Completions:
             await self._looked_again.wait()
             return
         self._looked_again = asyncio.Event()
-        print(f"{self.store.folder}: some completions are missing; checking again in a minute", file=sys.stderr)
+        print(f"{self.store.folder}: some completions are missing; reading it again in a minute", file=sys.stderr)
         try:
             await asyncio.sleep(WAIT_SECONDS)
         finally:

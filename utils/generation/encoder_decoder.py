@@ -91,7 +91,7 @@ class TextModel(Model):
         length = choose_length(self.chat, self.flags.max_model_len, written, wanted)
         fused = self.settings["fusion"] == "decoder"
         print(
-            f"{self.addr}: an encoder-decoder, which transformers runs: {'fusion in decoder, ' if fused else ''}"
+            f"{self.addr}: an encoder-decoder, run by transformers: {'fusion in decoder, ' if fused else ''}"
             f"{NUM_BEAMS} beams, reads {length - written} tokens and writes {written}",
             file=sys.stderr,
         )
@@ -117,16 +117,16 @@ def beam_settings(trained: dict[str, Any]) -> dict[str, Any]:
 def refuse_flags(args: Namespace) -> None:
     """Raise UserError for flags that beam search in a single process of transformers does not support."""
     for flag, has_it, why in (
-        ("--choose", args.choose is not None, "its options cannot be scored"),
+        ("--choose", args.choose is not None, "options cannot be scored"),
         ("--num_generated_outputs", args.num_generated_outputs > 1, "beam search writes one answer"),
         ("--tensor_parallel_size", args.tensor_parallel_size > 1, "it runs on one GPU"),
-        ("--data_parallel_size", args.data_parallel_size > 1, "it runs on one GPU; take --num_shards"),
+        ("--data_parallel_size", args.data_parallel_size > 1, "it runs on one GPU; use --num_shards"),
         *((f"--{name}", vars(args)[name] not in (None, {}), "beam search does not sample, and it has no chat template")
           for name in FURTHER),
         ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),
     ):  # fmt: skip
         if has_it:
-            raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")
+            raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave out {flag}")
 
 
 class TransformersEngine:

@@ -29,13 +29,14 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 OpenAPI = Callable[[Namespace, str], Engine]  # from flags and key; utils/batch.py has its own
 
 
-def identify_model(args: Namespace, model_addr: str) -> str:
+def identify_model(args: Namespace, model_addr: str, for_api: str = "add --openai") -> str:
     """Return the model's identity for the settings.
 
     An API model's is --model_id, or else its name, with the model that the server reports or the server's address. The
     server is asked if the store does not know it. OpenAI's own models have only their names.
 
-    UserError if the model's files or the API's key are missing, before anything expensive starts.
+    UserError if the model's files or the API's key are missing, before anything expensive starts; for files, it says
+    with `for_api` how to name an API model.
     """
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: is empty; give the name of the API's model")
@@ -50,7 +51,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
     try:
         return identify_local_model(model_addr, args.cache_dir)
     except MissingError as error:
-        raise UserError(f"{error}\n  for an API model add --openai") from None
+        raise UserError(f"{error}\n  for an API model {for_api}") from None
 
 
 def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
@@ -110,19 +111,24 @@ def read_api_key(path: str | None) -> str:
 
 
 def choose_model(
-    flags: Arguments, kind: type[AnyModel] = Model, identity: str | None = None, **fields: Any
+    flags: Arguments,
+    kind: type[AnyModel] = Model,
+    identity: str | None = None,
+    for_api: str = "add --openai",
+    **fields: Any,
 ) -> AnyModel:
     """Return the model that `flags.model_addr` names; nothing is loaded yet.
 
     Args:
         kind: the class of the model, with further `fields`.
         identity: of `identify_model`, if it is known.
+        for_api: as in `identify_model`.
 
     UserError if the model's files or the API's key are missing, or if a local model is a classifier that does not give
     rewards.
     """
     addr = flags.model_addr
-    identity = identity or identify_model(flags, addr)
+    identity = identity or identify_model(flags, addr, for_api)
     if not flags.openai and not fields.get("gives_rewards") and is_classifier(addr, flags.cache_dir):
         raise UserError(f"{addr}: is a classifier, which writes no text; give a chat model")
     is_adapter = not flags.openai and adapter_base(addr)

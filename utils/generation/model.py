@@ -75,13 +75,13 @@ class Model:
     """
 
     addr: str
-    identity: str  # tells it from any other model, for the settings
+    identity: str  # identifies it among all models, for the settings
     flags: Arguments  # its own: how it is loaded or reached, and sampled
     completions: Completions  # its earlier ones
     trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
     wanted_length: int = PAPER_LENGTH  # of prompt and output together, if nothing limits it
     max_tokens_flag: str = "--max_tokens"  # the name of the flag behind `flags.max_tokens`
-    only_scores: bool = False  # it tells how likely given texts are, and writes none
+    only_scores: bool = False  # it scores how likely given texts are, and writes none
     gives_rewards: bool = False  # it is a classifier that gives a whole dialogue a number, and writes none
 
     @property

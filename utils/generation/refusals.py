@@ -281,7 +281,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
                 self._note(f"the API asks for fewer requests: now at most {self._throttle.limit} at a time{quiet}")
             return response
         except TimeoutError:
-            raise ReadTimeout("no whole answer in time", request=request) from None
+            raise ReadTimeout("no complete answer in time", request=request) from None
         finally:
             self._throttle.leave()
 

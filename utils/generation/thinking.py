@@ -86,7 +86,8 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
 def _thoughts_of_api(model: str, parser_flag: str | None, effort: str | None) -> Thoughts:
     if parser_flag not in (None, TAGS):
         meant = f"with --openai the only parser is {TAGS}, for texts that begin inside a thought"
-        raise UserError(f"--reasoning_parser {parser_flag}: {meant}\n  leave it out: other marks are found in the text")
+        remedy = "leave it out: other thoughts are recognized by their tags"
+        raise UserError(f"--reasoning_parser {parser_flag}: {meant}\n  {remedy}")
     thinks = parser_flag == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
     tokens = OPENAI_TOKENS if OPENAI_NAMES.match(model) else THOUGHT_TOKENS
     return Thoughts(parser_flag, True if parser_flag else None, thinks, tokens)
@@ -101,7 +102,7 @@ def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
 
 
 def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
-    """Return a local model's parser, by the rule above."""
+    """Return a local model's parser: the first whose marks are in both the template and the vocabulary."""
     if model_type == "gpt_oss":
         return GPT_OSS
     template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()

@@ -32,7 +32,7 @@ async def answer(record, ask):
     draft = await ask("rag", items=posts, temperature=0.0)
     if draft is None:
         return None
-    told = {"answer": draft, "narrative": record["narrative"], "model": ask.settings.get("feedback", "generator")}
-    feedback = await ask("feedback", items=posts, parse=whole_text, temperature=1.0, max_tokens=512, **told)
+    values = {"answer": draft, "narrative": record["narrative"], "model": ask.settings.get("feedback", "generator")}
+    feedback = await ask("feedback", items=posts, parse=whole_text, temperature=1.0, max_tokens=512, **values)
     ask.note(answer=draft, feedback=feedback)
     return feedback and await ask(REVISE, items=posts, draft=draft, feedback=feedback)

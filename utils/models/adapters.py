@@ -79,10 +79,12 @@ def check_modules(adapter: Path, base: str, headers: dict[str, tuple[list[int], 
         axis = 1 if part == "A.weight" else 0
         of_base = shapes.get(_inner_name(f"{module}.weight"))
         if of_base is None or of_base[axis] != shape[axis]:
-            what = "has no such module" if of_base is None else f"has {of_base[axis]} there, the adapter {shape[axis]}"
+            problem = "the base model has no such module"
+            if of_base is not None:
+                problem = f"this module has width {of_base[axis]} in the base model, but {shape[axis]} in the adapter"
             raise UserError(
                 f"{adapter}: adapter does not match the architecture of {base}\n"
-                f"  {module.removeprefix('base_model.model.')}: the base model {what}"
+                f"  {module.removeprefix('base_model.model.')}: {problem}"
             )
 
 

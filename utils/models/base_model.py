@@ -65,7 +65,7 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
         return "sdpa"
     if is_first_process():
         why = "would leave out its attn_logit_softcapping" if is_capped else "is not supported"
-        print(f"note: {model_addr}: sdpa {why}; attention is eager", file=sys.stderr, flush=True)
+        print(f"note: {model_addr}: sdpa {why}; using eager attention", file=sys.stderr, flush=True)
     return "eager"
 
 
@@ -78,7 +78,7 @@ def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
     with loading(model_addr, *MODEL_FILES):
         model, report = kind.from_pretrained(model_addr, use_safetensors=True, output_loading_info=True, **settings)
     if missing := sorted(report["missing_keys"]):  # they would stay random
-        raise UserError(f"{model_addr}: its weights lack {missing[0]}; give a whole model")
+        raise UserError(f"{model_addr}: its weights lack {missing[0]}; use a complete model")
     return model
 
 
@@ -106,7 +106,7 @@ def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) ->
     model = _load(AutoModelForSeq2SeqLM, model_addr, dtype=dtype, **source)
     start = model.generation_config.decoder_start_token_id
     if type(start) is not int or not 0 <= start < model.config.vocab_size:
-        raise UserError(f"{model_addr}: its generation_config.json names no token as decoder_start_token_id")
+        raise UserError(f"{model_addr}: its generation_config.json has no decoder_start_token_id")
     return model
 
 

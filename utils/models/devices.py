@@ -55,7 +55,7 @@ def check_devices() -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # hides all GPUs if it begins with none ("", "-1")
     if (visible is None or re.match(r"\s*(\d|GPU-|MIG-)", visible)) and (gpu := _find_gpu()):
         raise UserError(
-            f"{gpu}, but torch finds none\n"
+            f"{gpu}, but torch finds no GPU\n"
             f"  {_way_out(torch.version.cuda)}\n"
             '  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
         )
@@ -117,7 +117,7 @@ def _find_gpu() -> str | None:
     """Return the evidence that there is a GPU, or None."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
-        return f"{listed[0].partition(' (UUID')[0]} is here"
+        return f"this machine has {listed[0].partition(' (UUID')[0]}"
     # By their manuals, sbatch and srun set this variable for the step and its node. SLURM_JOB_GPUS is also set in the
     # shell that salloc opens on a login node.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")

@@ -1,4 +1,4 @@
-"""What a command needs of this machine (GPUs, memory, a C compiler, disk), checked before a run and told by --dry_run.
+"""What a command needs of this machine (GPUs, memory, C compiler, disk), checked before a run and printed by --dry_run.
 
 The dry run may be on another machine than the run, such as a login node. So a missing requirement is a line that begins
 with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
@@ -81,7 +81,7 @@ class Loaded(NamedTuple):
 
 
 def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
-    """Return the size of a model, from its configuration and `find_headers`; None if these do not tell.
+    """Return the size of a model, from its configuration and `find_headers`; None if these do not say.
 
     Args:
         dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
@@ -203,7 +203,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
         needed = count_bytes(headers, value_bytes, without_head=False)
-        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
+        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU, plus activations")
         smallest = min((gpu.total for gpu in gpus), default=math.inf)
         lines += map(_missing, size_problems(f"the {what} of {name}", needed, smallest))
     return lines
@@ -250,7 +250,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     config = load_config(cached_folder(base, args.cache_dir))
     size = read_size(find_headers(base, args.cache_dir), config, args.dtype)
     if size is None:
-        return [f"note: {name}: memory needs unknown"]
+        return [f"note: {name}: unknown memory requirements"]
     if size.heads % num_gpus:
         raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
     loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)

@@ -65,23 +65,23 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="learn another prompt of the benchmark, such as feedback: its text is the note of that name in "
         "--target_addr (default: rag, or none without posts)")
     add("--beta", type=cli.non_negative_float, default=0.1,
-        help="dpo: how strongly it stays near the model it started from (%(default)s)")
+        help="dpo: weight of staying close to the initial model (%(default)s)")
     add("--trace_addr", metavar="FILE",
         help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
     add("--response_addr", metavar="FILE", help="grpo: the samples that were scored (default: the trace's own output)")
     add("--score_addr", nargs="+", metavar="FILE",
         help="grpo: the score files of all samples, which utils/select_responses.py --split_dir writes, in any order")
-    add("--role", default="generator", help="grpo: the model in the trace whose calls are learnt (%(default)s)")
+    add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
     add("--advantage", choices=ADVANTAGES, default="grpo",
         help="grpo: a sample's score relative to its question's others, or as in PR2's deleted code, relative to the "
         "one sample that did not search (%(default)s)")
     add("--kl", type=cli.non_negative_float, default=0.0,
-        help="grpo: weight of the divergence from the model it started from (%(default)s)")
+        help="grpo: weight of the divergence from the initial model (%(default)s)")
     add("--keep_cut", action="store_true",
         help="grpo: learn from calls that were cut off too, with reward 0 for their sample (off: leave these calls "
         "out)")
     # fmt: on
-    parser.decides_nothing(
+    parser.not_a_setting(
         "--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes are settings"
     )
     for flags, objectives in (
@@ -110,7 +110,7 @@ def check_objective(args: Namespace) -> None:
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
     if args.prompt and args.target_addr is None:
-        raise UserError("--prompt: its texts are in --target_addr; give one")
+        raise UserError("--prompt: needs --target_addr, which has its texts")
     if uses_references(args):
         return
     if args.lora_rank is None:
@@ -120,7 +120,7 @@ def check_objective(args: Namespace) -> None:
     if args.validation_addr:
         raise UserError(
             "--validation_addr: only a training on references is evaluated\n"
-            "  leave it out, and choose among trainings by utils/select_model.py"
+            "  leave the flag out, and choose between trainings with utils/select_model.py"
         )
 
 
@@ -161,7 +161,7 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
             leaked.append(record["id"])
         elif notes := task.private_notes(record):
             lessons.append(Lesson(record, task.values(record), notes=notes))
-    left_out = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
+    left_out = f"{len(leaked)} questions left out, because their profiles contain text that only the scorer may see"
     return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
 
 

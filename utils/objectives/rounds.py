@@ -79,7 +79,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
             advantages = relative_scores(of_question)
         else:
             advantages = relative_to_no_search(of_question, {n: (question_id, n) in searched for n in of_question})
-        counts["questions whose samples cannot be told apart"] += not advantages
+        counts["questions whose samples have equal scores"] += not advantages
         for number, advantage in advantages.items():
             for line in calls[question_id, number]:
                 if line["text"] is None:
@@ -129,7 +129,7 @@ def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
         calls[sample].append(line)
         if line.get("reasoning"):
             raise UserError(
-                f"{args.trace_addr}: id {quote(line['id'])}: a call with thoughts, which a training would not learn\n"
+                f"{args.trace_addr}: id {quote(line['id'])}: has thoughts, which training would ignore\n"
                 "  sample with a model that does not think"
             )
     if args.role not in roles:
@@ -154,7 +154,7 @@ def sample_scores(
         raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
     given = [score for of_sample in scores for score in of_sample.values() if score is not None]
     if args.keep_cut and min(given, default=0) < 0:
-        raise UserError("--keep_cut: some rewards are below 0, so 0 would be no punishment; leave it out")
+        raise UserError("--keep_cut: some rewards are below 0, so 0 would not be a penalty; leave it out")
     rewards: dict[str, dict[int, float]] = defaultdict(dict)
     for number, of_sample in enumerate(scores):
         for question_id, score in of_sample.items():

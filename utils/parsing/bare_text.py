@@ -56,13 +56,13 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
     body = plain(text)
     if len(body) == 1 and body in RATINGS and not cut:
         return Parsed(body, "strict", None)
-    told = _SCALE.sub("", body)
-    found = list(_RATING.finditer(told))
-    if _OTHER_NUMBER.search(_RATING.sub("", told)) is not None:
-        return nothing("another number than a rating from 1 to 5")
-    if cut and not _is_first(found, told):
+    without_scale = _SCALE.sub("", body)
+    ratings = list(_RATING.finditer(without_scale))
+    if _OTHER_NUMBER.search(_RATING.sub("", without_scale)) is not None:
+        return nothing("a number that is not a rating from 1 to 5")
+    if cut and not _is_first(ratings, without_scale):
         return nothing(_BREAKS_OFF.format("a rating"))
-    return _only([match[1] for match in found], "rating")
+    return _only([match[1] for match in ratings], "rating")
 
 
 def _is_first(found: list[re.Match[str]], text: str) -> bool:

@@ -71,7 +71,7 @@ def read_officially(text: str, right: str) -> bool:
     those in parentheses or, if there are none, all words "a" to "d". That code also cuts a closing tag at the end of
     the text, which makes no difference, because the tag has no such word.
     """
-    return any(_official_letters(told) == {right} for told in (text.rpartition(MARKER)[2], text))
+    return any(_official_letters(part) == {right} for part in (text.rpartition(MARKER)[2], text))
 
 
 def _official_letters(text: str) -> set[str]:

@@ -134,7 +134,7 @@ def assemble_persona(
 
 
 def is_guessed(entry: Entry) -> bool:
-    """Tell whether the filter drops a question: more than `MOST_GUESSED` tries without the history were right."""
+    """Return whether the filter drops a question: more than `MOST_GUESSED` tries without the history were right."""
     exempt = entry["type"] == UNFILTERED or entry["is_line"]
     return not exempt and (entry["blind"] or []).count(True) > MOST_GUESSED
 

@@ -52,7 +52,7 @@ def read_topics(path: Path, wanted: list[str] | None) -> dict[str, Topic]:
     """Read the wanted topics of a TOML file by name, or all; UserError if one is missing or malformed."""
     tables = read_toml(path)
     if unknown := [name for name in wanted or () if name not in tables]:
-        raise UserError(f"{path}: no topic {quote(unknown[0])}; it has {', '.join(tables)}")
+        raise UserError(f"{path}: no topic {quote(unknown[0])}; the topics are {', '.join(tables)}")
     topics = {}
     for name in wanted or tables:
         if not name.isidentifier():

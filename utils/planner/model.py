@@ -43,7 +43,7 @@ def choose_planner(args: Arguments) -> Planner:
     own |= dict.fromkeys(("model_id", "reasoning_parser", "extra_body"))  # the generator's; so is --seed none
     own |= {} if openai else {"seed": args.seed or 0}
     flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **own)
-    return choose_model(flags, Planner, max_tokens_flag="--max_tokens_plan")
+    return choose_model(flags, Planner, max_tokens_flag="--max_tokens_plan", for_api="add --planner_base_url")
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:

@@ -87,15 +87,15 @@ def describe_figures(figures: dict[str, Any]) -> str:
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because their history ends at a message that does not exist")
     if figures.get("identical_options"):
-        right = f"in {figures['identical_to_right']} one of them is the right option"
-        notes.append(f"{figures['identical_options']} have two identical options, {right}")
+        right = f"in {figures['identical_to_right']} of these, the right option is one of the two"
+        notes.append(f"{figures['identical_options']} have two identical options; {right}")
     if published["number"] != figures["questions"]:
         notes.append(f"{published['source']} says {published['number']}")
     return "".join(f"; {note}" for note in notes)
 
 
 def holds_its_contexts(beside: Path, path: Path) -> bool:
-    """Tell whether the histories beside a finished file are those that it was made with."""
+    """Return whether the histories beside a finished file are those that it was made with."""
     return beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256")
 
 
@@ -152,7 +152,7 @@ def write_questions(
             by_id[str(row.get("id"))] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
         return row
 
-    task = replace(task, convert=split_off) if responses else task
+    task = replace(task, files=replace(task.files, convert=split_off)) if responses else task
     return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
 
 
@@ -162,7 +162,8 @@ def compare_ids(path: Path, other: Path) -> None:
         print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
         return
     ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
-    print(f"{path}: {len(ids - others)} of {len(ids)} ids are not in {other}, which has {len(others - ids)} others")
+    only_here, only_there = len(ids - others), len(others - ids)
+    print(f"{path}: {only_here} of {len(ids)} ids are not in {other}, and {only_there} ids are only there")
 
 
 def write_with_contexts(

@@ -127,7 +127,7 @@ def rows_of(path: Path) -> Iterator[Any]:
 
 
 def is_wrapped(path: Path) -> bool:
-    """Tell whether a JSON file begins with an object."""
+    """Return whether a JSON file begins with an object."""
     if path.suffix == ".jsonl" or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -146,8 +146,8 @@ def table_rows(path: Path) -> Iterator[dict[str, str]]:
                 raise UserError(f"{path}: two columns have the same name; names must be unique")
             for number, row in enumerate(table, 2):  # the header is row 1, as in a spreadsheet
                 if None in row or None in row.values():
-                    told = "its number of columns differs from the header's; is the file incomplete?"
-                    raise UserError(f"{path}: row {number}: {told}")
+                    problem = "has more or fewer columns than the header; is the file incomplete?"
+                    raise UserError(f"{path}: row {number}: {problem}")
                 yield row
     except UnicodeDecodeError:
         raise UserError(

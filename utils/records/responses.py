@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -60,7 +60,7 @@ def refuse_other_questions(path: str | Path, responses: dict[str, Any], records:
     if differing:
         raise UserError(
             f"{path}: answers other questions than the dataset's with the same ids: {first_five(differing)}\n"
-            "  the dataset has changed since: rank it again if it is ranked, and answer it again"
+            "  the dataset has changed since: rank it again if it is ranked, then make the responses again"
         )
 
 
@@ -106,7 +106,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     if is_lamps_own(content):
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": output, **selection_of(gold)}] for (question_id, output), gold in golds}
-    return _check_samples(content, path, _Response, "responses must be an object {question id: [{output}]}")
+    return _check_samples(content, path, _Response, 'responses look like {"question id": [{"output": "text"}]}')
 
 
 def is_lamps_own(content: Any) -> bool:
@@ -118,7 +118,7 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
     """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
     if task is None or task.files.read_answer is None:
         whose = f" for {task.name}" if task else ""
-        raise UserError(f"{path}: is a table; give responses{whose} as JSON")
+        raise UserError(f"{path}: a CSV file; give responses{whose} as JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
     lines: dict[str, int] = {}
     for number, row in enumerate(table_rows(Path(path))):
@@ -136,16 +136,18 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one plan, a list of titles or null."""
-    return _check_samples(read_json(path), path, _Plan, "plans must be an object {question id: [{aspects}]}")
+    return _check_samples(read_json(path), path, _Plan, 'plans look like {"question id": [{"aspects": ["title"]}]}')
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, expected: str) -> dict[str, list[dict[str, Any]]]:
     """Return `samples`; UserError, ending with `expected`, unless each question has some objects of this form."""
     if not isinstance(samples, dict):
         raise UserError(f"{path}: found {kind(samples)}; {expected}")
-    some = Annotated[list[form], msgspec.Meta(min_length=1)]
     for question_id, outputs in samples.items():
-        check_form(outputs, some, f"{path}: id {quote(question_id)}")
+        where = f"{path}: id {quote(question_id)}"
+        if not isinstance(outputs, list) or not outputs:
+            raise UserError(f"{where}: found {kind(outputs)}; {expected}")
+        check_form(outputs, list[form], where)
     return samples
 
 
@@ -169,8 +171,9 @@ def match_responses(
     if not foreign and (not missing or (allow_partial and ids & responses.keys())):
         return [question for question in questions if question["id"] in responses]
     if foreign and allow_partial and ids & responses.keys():
-        verb, them = ("is", "it") if len(foreign) == 1 else ("are", "them")
-        raise UserError(f"{path}: {first_five(foreign)} {verb} not in the dataset; remove {them}, or give its dataset")
+        subject, them = ("id {} is", "it") if len(foreign) == 1 else ("ids {} are", "them")
+        problem = f"{subject.format(first_five(foreign))} not in the dataset"
+        raise UserError(f"{path}: {problem}; remove {them}, or give the dataset of these responses")
     lines = [f"{path}: its ids do not match the dataset; give the dataset these responses were made from"]
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]
@@ -198,7 +201,7 @@ def refuse_gaps(path: str | Path) -> None:
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
         again, raised = "it" if count == 1 else "them", manifest.get("raised")
-        cause = f"the method raised on {raised} questions" if raised else "the server failed"
+        cause = f"the method raised an error on {raised} questions" if raised else "the server failed"
         first = "correct the method, then run" if raised else "run"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer', cause)}\n"
@@ -207,7 +210,7 @@ def refuse_gaps(path: str | Path) -> None:
 
 
 def is_by_encoder_decoder(path: str | Path) -> bool:
-    """Tell by their manifest whether answers were made by beam search, as LaMP's own are; False if unknown."""
+    """Return whether answers are by beam search, as LaMP's own are, according to the manifest; False if unknown."""
     return Path(path).is_file() and "num_beams" in settings_of(path)  # the file's reader reports a missing file
 
 
@@ -220,7 +223,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
     metrics = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
     if len(metrics) > 1:
         raise UserError(
-            f"--response_addr: some are by an encoder-decoder, which is scored by {official}, and some are not\n"
+            f"--response_addr: some files are by an encoder-decoder, which is scored by {official}, and some are not\n"
             f"  score each kind separately, or give a --strategy for all: {ours} or {official}"
         )
     return metrics.pop()

@@ -31,7 +31,7 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
             raise FileNotFoundError(path)
         if is_table(path):
             command = f"python utils/import_dataset.py --questions {path} --posts FILE --output_addr {path.stem}.json"
-            raise UserError(f"{path}: is a table, but a dataset is JSON; convert it: {command}")
+            raise UserError(f"{path}: a CSV or TSV file, but a dataset is JSON; convert it: {command}")
         with open(path, "rb") as file:
             for record, start, length in stream_places(file, path.suffix):
                 end = start + length

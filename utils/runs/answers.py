@@ -50,9 +50,9 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
     add("--trace", action="store_true",
         help="also write <output>.trace.jsonl: the messages, text and value of every call, and every search (off)")
     # fmt: on
-    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
-    parser.decides_nothing("--trace", "another file's content")
-    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; its manifest has their hash")
+    parser.not_a_setting("--inputs_addr --output_addr", "the hash of the dataset is a setting")
+    parser.not_a_setting("--trace", "it only adds a file")
+    parser.not_a_setting("--num_generated_outputs", "the manifest has the hash of the keys of all answers")
 
 
 def add_answer_arguments(parser: cli.FlagParser) -> None:
@@ -63,8 +63,8 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
         help="choose the likeliest option (by mean log-probability per token) instead of generating text; only for "
         "questions with options (off)")
     add("--asking", choices=list(dict.fromkeys(way for task in tasks().values() for way in task.ways)),
-        help="PersonaMem-v2 only. official: as its public code asks, with its reading of the answer; open: without the "
-        "options, for an answer in prose (default: as PersonaMem asks)")
+        help="PersonaMem-v2 only. official: as in the public code, prompt and reading of the answer; open: without "
+        "options, for an answer in prose (default: as PersonaMem)")
     add("--trim_items", action="store_true",
         help="if a prompt is too long, trim each post, then the question, as LaMP's code does (off: leave out the "
         "lowest-ranked posts; LaMP and LongLaMP only)")
@@ -187,7 +187,8 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
         raise UserError(f"--chat_template_kwargs: {model.addr} was fine-tuned without them; leave the flag out")
     for name, value in current.items():
         if trained.get(name, value) != value:
-            print(f"note: {model.addr} was trained with {name} {trained[name]}, this run has {value}", file=sys.stderr)
+            difference = f"was trained with {name} {trained[name]}, but this run has {value}"
+            print(f"note: {model.addr} {difference}", file=sys.stderr)
     if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         print(f"note: {model.addr} was trained with a different {prompt.name} prompt", file=sys.stderr)
 
@@ -195,7 +196,7 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
 def check_flags(args: Arguments, task: Task) -> None:
     """Raise UserError for a flag that the benchmark or the kind of model does not support."""
     if args.choose and args.openai:
-        raise UserError("--choose likelihood: APIs do not return these likelihoods; give a local model")
+        raise UserError("--choose likelihood: APIs do not return the likelihood of a given text; give a local model")
     if args.choose and task.options is None:
         raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:

@@ -230,7 +230,7 @@ class Ask:
         chooser = self.model(model or next(iter(self._around.models)))
         if not hasattr(chooser.chat, "render_option"):
             raise ValueError(
-                f"ask.choose: APIs do not return the likelihood of a given text, and {chooser.addr} is one's"
+                f"ask.choose: APIs do not return the likelihood of a given text, and {chooser.addr} is served by an API"
             )
         if chooser.policy.opened or chooser.policy.reasoning_parser not in (None, NO_PARSER):
             raise ValueError(f"ask.choose: {chooser.addr} thinks before it answers")
@@ -434,7 +434,7 @@ class Ask:
 
     def close(self, method: asyncio.Task) -> None:
         """End the record's run: no call returns after this."""
-        self.end(MethodError("the record's run is over"))
+        self.end(MethodError("this record's run has ended"))
         for task in (method, *self._under_way):
             task.cancel()
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains

@@ -99,7 +99,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
             print(f"{', '.join(paths)}: finished, 0 requests")
             continue
         if stage.after in incomplete and stage.after.stand_in is None:
-            print(f"{', '.join(paths)}: not counted, because it is made from {stage.after.outputs[0].path}")
+            print(f"{', '.join(paths)}: not counted, because {stage.after.outputs[0].path} is not complete")
             incomplete.append(stage)
             continue
         for model in stage.models.values():
@@ -119,7 +119,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
             output.pieces[its_key] = stage.stand_in
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    print(f"in all: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
+    print(f"total: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
     models = list(models_of(running).values())
     describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
     if isinstance(args.dry_run, str):
@@ -151,8 +151,8 @@ def report_raised(raised: Mapping[Key, str]) -> int:
     """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
-    again = "correct it and run the same command again; its completions are kept"
-    print(f"the method raised on {len(raised)} records; {again}:", file=sys.stderr)
+    again = "correct the method, then run the command again; its completions are kept"
+    print(f"the method raised an error on {len(raised)} records; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))

@@ -1,4 +1,4 @@
-"""--dry_run: what a run without engines tells: what the store lacks, and so what the command would still pay for."""
+"""--dry_run: a run without engines counts what the store lacks, and so what the command would still pay for."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -98,11 +98,11 @@ def describe_run(
         num_left: of the records, those that need requests.
     """
     names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {num_records - num_left} of {num_records} {stage.unit} need no request")
+    print(f"{names}: {num_left} of {num_records} {stage.unit} need requests")
     for role, requests in lacking.items():
         print(requests.describe(role))
     if lacking_searches:
-        print(f"  search: {lacking_searches} queries to embed with the encoder; what follows them is not counted")
+        print(f"  search: {lacking_searches} queries to embed with the encoder; requests after them are not counted")
     dropped, cut = (
         sum(getattr(requests, name) for requests in lacking.values()) for name in ("num_dropped", "num_cut")
     )

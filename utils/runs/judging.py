@@ -103,7 +103,7 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
     kind = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
     model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
     if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
-        raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier, which a reward model is")
+        raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model
 
 
@@ -142,7 +142,7 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
     if (args.verdicts or args.num_verdicts > 1) and (judge is None or judge.scale is None):
         raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; leave the flag out")
     if args.verdicts and args.openai:
-        raise UserError(f"{flag}: APIs do not return these likelihoods; give a local judge")
+        raise UserError(f"{flag}: APIs do not return the likelihood of a given text; give a local judge")
     several = flag if args.num_verdicts > 1 else ""
     if task.metrics[strategy].num_samples > 1 and "temperature" in args.given:
         several = f"--strategy {strategy}"
@@ -190,7 +190,7 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
     way = settings.get("asking")
     if settings and metric.ways and way not in metric.ways:
         made, *usable = (f"with --asking {name}" if name else "without --asking" for name in (way, *metric.ways))
-        raise UserError(f"{path}: was made {made}; --strategy {strategy} is for answers made {' or '.join(usable)}")
+        raise UserError(f"{path}: was made {made}; --strategy {strategy} is for responses made {' or '.join(usable)}")
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:

@@ -77,7 +77,7 @@ def note_unknown_settings(args: Arguments, method: Method) -> None:
     """Print the names in --set that the method's file does not contain, because they may be misspelt."""
     text = method.path.read_text(encoding="utf-8", errors="replace")
     if unknown := [name for name, _ in args.set or () if not re.search(rf"\b{name}\b", text)]:
-        print(f"note: {method.path} does not contain the name {', '.join(unknown)} of --set", file=sys.stderr)
+        print(f"note: {method.path} does not contain the name {', '.join(unknown)}, given with --set", file=sys.stderr)
 
 
 def check_shown(shown: Sequence[str], task: Task) -> None:
@@ -85,7 +85,7 @@ def check_shown(shown: Sequence[str], task: Task) -> None:
     hidden = task.hidden_fields
     if unknown := [name for name in shown if name not in hidden]:
         raise UserError(
-            f"--show_fields {unknown[0]}: the fields of {task.name} for the scorer are {', '.join(sorted(hidden))}"
+            f"--show_fields {unknown[0]}: only the scorer sees these fields of {task.name}: {', '.join(sorted(hidden))}"
         )
 
 
@@ -97,12 +97,12 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
             raise UserError(f"--model {role}={addr}: the name is taken; choose another")
         if args.openai and "base_url" not in own and Path(addr).is_dir():
             raise UserError(
-                f"--model {role}={addr}: is a folder here, but with --openai the model runs where the generator does\n"
+                f"--model {role}={addr}: is a folder here, but with --openai this model runs at the generator's API\n"
                 f"  give the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
             )
         if args.openai and own.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
             raise UserError(
-                f"--model {role}={addr}@{without_password(own['base_url'])}: add its key, ,api_key_addr=FILE"
+                f"--model {role}={addr}@{without_password(own['base_url'])}: needs a key: append ,api_key_addr=FILE"
             )
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
         openai = args.openai or "base_url" in own
@@ -117,7 +117,13 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     for role, flags in flags_of_roles(args).items():
         is_generator = not models
         gives_rewards = not is_generator and not flags.openai and is_classifier(flags.model_addr, flags.cache_dir)
-        model = choose_model(flags, wanted_length=task.prompt_length or PAPER_LENGTH, gives_rewards=gives_rewards)
+        for_api = f"add an address: --model {role}={flags.model_addr}@https://api.openai.com/v1"
+        model = choose_model(
+            flags,
+            for_api="add --openai" if is_generator else for_api,
+            wanted_length=task.prompt_length or PAPER_LENGTH,
+            gives_rewards=gives_rewards,
+        )
         if not flags.openai and is_encoder_decoder(model.addr, flags.cache_dir):
             raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
         folder = model.completions.store.folder
@@ -161,7 +167,7 @@ def describe_answers(
         print(f"note: {path} has changed: {again}", file=sys.stderr)
     if number := figures["asked_otherwise"]:
         remedy = "each run pays for its new calls; use ask.random for all randomness"
-        print(f"note: {path} made other calls when it ran again for {number} records; {remedy}", file=sys.stderr)
+        print(f"note: {path} made other calls on its second run for {number} records; {remedy}", file=sys.stderr)
     line = f"{output.path}: {describe_counts(figures['counts'])}"
     for role, calls in figures["calls"].items():
         line += f"; {calls['unusable']} of {calls['num_calls']} calls of {role} unusable" if "unusable" in calls else ""
@@ -185,7 +191,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "scores an upper bound (default: none)")
     # fmt: on
     add_search_arguments(parser)
-    parser.decides_nothing("--model", "the settings have the models' identities")
+    parser.not_a_setting("--model", "the identities of the models are settings")
     parser.without_effect(
         "--rag --choose --trim_items",
         lambda args: args.method is not None,

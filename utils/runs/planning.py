@@ -38,9 +38,9 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         "planner's own format, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens per plan (%(default)s; more for a thinking planner)")
-    parser.decides_nothing("--planner_model --plans_addr", "the settings have their hashes")
+    parser.not_a_setting("--planner_model --plans_addr", "their hashes are settings")
     parser.names_model("--planner_model", lambda args: args.planner_base_url is not None)
-    parser.decides_nothing("--planner_target", "the target that was found does")
+    parser.not_a_setting("--planner_target", "the lead-in of the plans is a setting")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
         help="address of the planner's API, also if it is the generator's (default: a local planner)")
@@ -48,7 +48,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
     cli.add_price_arguments(parser, group, "planner_")
-    parser.decides_nothing("--planner_base_url --planner_api_key_addr", "how a server is reached")
+    parser.not_a_setting("--planner_base_url --planner_api_key_addr", "they only decide how the server is reached")
     own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
     why = "without --planner_base_url, because the planner is local"
     parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")

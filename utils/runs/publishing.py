@@ -97,4 +97,6 @@ def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
     """Print where a shard's completions are and how to write the outputs."""
     if vars(args).get("num_shards", 1) > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
-        print(f"{args.completions}: {which} is stored; run the command without shards to write {', '.join(outputs)}")
+        print(
+            f"{args.completions}: {which} is stored; run the command without --num_shards to write {', '.join(outputs)}"
+        )

@@ -36,11 +36,11 @@ class NotedError(Exception):
 
 
 def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    """Return the stages' models by role; ValueError if two have the same one, because engines are told apart by it."""
+    """Return the stages' models by role; ValueError if two have the same one, because it identifies the engine."""
     models: dict[str, Model] = {}
     for role, model in (pair for stage in stages for pair in stage.models.items()):
         if models.setdefault(role, model).identity != model.identity:
-            raise ValueError(f"{role!r} are two models, {models[role].addr} and {model.addr}; give each its own role")
+            raise ValueError(f"{role!r} has two models, {models[role].addr} and {model.addr}; give each its own role")
     return models
 
 
@@ -289,7 +289,7 @@ class Run:
             return {}, {}
         if never := [role for role in self._problems if role not in self._servers.answered]:
             # A wrong address is more likely than an outage.
-            again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
+            again = f"tried {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{self._problems[never[0]]}\n  {again}")
         if self._out is None:
             return left, untried
@@ -345,9 +345,9 @@ class Run:
         elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters
             return await self._one(key, record, around, may_repeat=False)
         elif gave_up:
-            self.raised[key] = "it did not wait for a call (a timeout?), so its answer depends on timing"
+            self.raised[key] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled():
-            self.raised[key] = "it cancelled itself"
+            self.raised[key] = "the method cancelled itself"
         elif isinstance(error := method.exception(), MethodError):
             self.raised[key] = str(error)
         else:

@@ -95,8 +95,8 @@ def read_trace(output: str) -> Iterator[Line]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; run the command that wrote {output} again, with --trace")
     if settings_of(path).get("trace_of") != file_hash(output):
-        problem = f"not the trace of {output} as it is now"
-        raise UserError(f"{path}: {problem}\n  run its command again, with --trace, or delete this file")
+        problem = f"not the trace of the current {output}"
+        raise UserError(f"{path}: {problem}\n  run that file's command again, with --trace, or delete this trace")
     with path.open("rb") as file:
         yield from map(json.loads, read_lines(file))
 

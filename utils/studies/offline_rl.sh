@@ -6,5 +6,5 @@ source utils/studies/beyond_steps.sh || exit 2 # not in the root of the reposito
 case ${OBJECTIVE-sft} in
     sft) compare offline_rl none rag offline_rl ;;
     dpo) compare dpo none rag dpo ;;
-    *) echo "error: OBJECTIVE=$OBJECTIVE: sft or dpo" >&2 && exit 2 ;;
+    *) echo "error: OBJECTIVE=$OBJECTIVE: give sft or dpo" >&2 && exit 2 ;;
 esac

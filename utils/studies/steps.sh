@@ -13,7 +13,7 @@
 set -euo pipefail
 [ -f utils/studies/steps.sh ] || { echo "error: run studies from the root of the repository" >&2 && exit 2; }
 GPUS=${GPUS:-1} OUT=${OUT%/}
-[[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: a folder without spaces and % is needed" >&2 && exit 2; }
+[[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: give a folder without spaces and %" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
 mistakes=0 counted='' # the folder of a dry run's figures
 [ -z "${DRY_RUN-}" ] || counted=$(mktemp -d)
@@ -125,7 +125,7 @@ training() {
     training=(python) batch=()
     [ "$GPUS" -gt 1 ] || return 0
     if ((share * GPUS != $1 || share % size)); then
-        echo "error: GPUS=$GPUS cannot share a step of $1 questions evenly; take 2, 4 or 8" >&2 && exit 2
+        echo "error: GPUS=$GPUS cannot share a step of $1 questions evenly; use 2, 4 or 8" >&2 && exit 2
     fi
     training=(accelerate launch --multi_gpu --num_processes "$GPUS" --main_process_port 0)
     batch=(--per_device_train_batch_size "$size" --gradient_accumulation_steps $((share / size)))

@@ -46,7 +46,7 @@ def strata_of(
     strata = {group: [group_questions] for group, group_questions in by_group.items()}
     if len(by_group) > 1:
         if taken := [name for name in (MACRO, ALL) if name in by_group]:
-            raise UserError(f"{taken[0]!r}: one of the groups has this name, which is a column's; give it another name")
+            raise UserError(f"{taken[0]!r}: a group has this name, which is a column's; give the group another name")
         groups = list(by_group.values())
         whole = [list(chain.from_iterable(groups))]
         strata |= {task.overall: whole} if task.overall else {MACRO: groups}
@@ -227,7 +227,10 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
 
 
 def correct_all(comparisons: list[Comparison]) -> None:
-    """Add Holm's p-values per test; a comparison without that test counts in the family by its dagger's test."""
+    """Add Holm-corrected p-values for each test.
+
+    A comparison without that test enters the family with the p-value that decides its dagger.
+    """
     for test in (T_TEST, PERMUTATION):
         p_values = [comparison.p_values.get(test) for comparison in comparisons]
         own = [comparison.p_values[comparison.test] for comparison in comparisons]
@@ -242,7 +245,7 @@ def holm_name(test: str) -> str:
 
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
-    """Tell whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
+    """Return whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
     own = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
     if not own or len(own) < len({comparison.baseline for comparison in comparisons}):
         return False

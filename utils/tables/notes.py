@@ -109,7 +109,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {"answer": origins, "verdict": manifests}
     counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
     if unfinished := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
-        yield f"{unfinished} missing because thoughts were unfinished"
+        yield f"{unfinished} missing, because thoughts were unfinished"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {counted(calls, 'call')} to its {role} were unusable"
@@ -149,7 +149,7 @@ def wording_note(systems: list[System]) -> str:
         text += " Scores may not be comparable with the paper's."
     usual = {name.rpartition("/")[2] for name in systems[0].task.prompts.values() if systems[0].task.ways}
     if names := [name for prompt in usual & answers.keys() for named in answers[prompt].values() for name in named]:
-        text += f" Not asked as the paper's code asks (--asking official): {', '.join(names)}."
+        text += f" Without --asking official, which asks as the paper's code does: {', '.join(names)}."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
@@ -224,7 +224,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if "num_orders" in scores:
         text += f"; {scores['score_over_orders']:.4f} as the mean over {scores['num_orders']} orders of the options"
     if "num_identical_to_right" in scores:
-        text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options of the right text"
+        text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options that have the right text"
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         among = "more" if metric.is_unbounded else "of them"

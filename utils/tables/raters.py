@@ -146,7 +146,7 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
     question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
     if question_id not in results.key["raters"][rater]:
-        raise UserError(f"{where} is not a question for {quote(rater)}")
+        raise UserError(f"{where}: the study does not ask {quote(rater)} this question")
     for slot, decision in answer["decisions"].items():
         value, rating = decision["value"], results.ratings.get((question_id, slot))
         if rating is None or value not in SCALES[rating.scale]["choices"]:

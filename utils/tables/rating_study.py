@@ -73,7 +73,7 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return the page's content, with its hash as the study's name; it does not tell which system gave an answer."""
+    """Return the page's content, with its hash as the study's name; it does not show which system gave an answer."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}
@@ -106,5 +106,5 @@ def make_key(
     }
     ids = list(questions)
     shares = {rater: [ids[place] for place in places] for rater, places in content["shares"]}
-    told = {"study": content["study"], "ask": content["ask"]}
-    return {**told, "systems": systems, "raters": shares, "questions": questions}
+    head = {"study": content["study"], "ask": content["ask"]}
+    return {**head, "systems": systems, "raters": shares, "questions": questions}

@@ -29,7 +29,7 @@ MOST_ITEMS, OF_ITEM = 10, 2  # items shown per system, and messages per item: a 
 MOST_CHARACTERS = 1_000  # shown of a message
 
 RULE = (
-    f"Shown are the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
+    f"Shown: the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
     f"question is about (if its distance is known), and the first {OF_ITEM} messages of each system's best "
     f"{MOST_ITEMS} items. Messages are cut to {MOST_CHARACTERS:,} characters."
 )
@@ -64,12 +64,12 @@ class Side:
 
 
 def has_options(task: Task, record: Record) -> bool:
-    """Tell whether the record has options to choose the answer from; `Task.check` checks them."""
+    """Return whether the record has options to choose the answer from; `Task.check` checks them."""
     return task.options is not None and record.keys() >= set(task.options.needs)
 
 
 def is_whole(entry: Entry) -> bool:
-    """Tell whether the answer was judged as a whole, not aspect by aspect."""
+    """Return whether the answer was judged as a whole, not aspect by aspect."""
     return any("aspect" not in detail for detail in entry["details"])
 
 

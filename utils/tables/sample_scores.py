@@ -46,7 +46,7 @@ def in_order(paths: Sequence[str], samples: list[Responses], response_addr: str)
         if number is None:
             raise UserError(
                 f"{path}: not the scores of a sample of {response_addr}, by the manifest beside it\n"
-                "  write the samples by --split_dir of utils/select_responses.py, and judge these files"
+                "  write the samples with utils/select_responses.py --split_dir, and judge these files"
             )
         if number in path_of:
             raise UserError(f"{path}: scores sample {number}, and so does {path_of[number]}; give one of them")
@@ -70,5 +70,5 @@ def read_rewards(paths: Sequence[str]) -> list[dict[str, float | None]]:
     first, *others = paths
     for path in others:
         if differing := differences(noted_settings(first), noted_settings(path), ("responses", "scores")):
-            raise UserError(f"{path}: was combined otherwise than {first}: {differing}")
+            raise UserError(f"{path}: was combined with other settings than {first}: {differing}")
     return [read_json(path)["rewards"] for path in paths]

@@ -219,7 +219,7 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]], comparisons:
         lines.append([*map(Cell, [*texts, str(len(names))])])
     notes = ["Mean ± sample standard deviation over a method's n seeds."]
     if comparisons:
-        notes[0] += " Tests here compare each question's mean over a method's seeds, those above single seeds."
+        notes[0] += " Tests here compare each question's mean over a method's seeds; those above compare single seeds."
         notes += dagger_notes(list(comparisons), True)
     return Table(["Over seeds", *columns, "n"], lines, notes, short=_short_names(boards))
 
@@ -247,7 +247,7 @@ def share_intervals_note(cluster: str) -> str:
     return (
         f"Interval: a t interval of the logit, or Wilson's where no {cluster} is repeated, for each share alone. "
         f"{CLUSTERED.format(cluster)} "
-        f"A dash means fewer than two values of {cluster}, or no variation between them."
+        f"A dash means that fewer than two {cluster} values occur, or that there is no variation between them."
     )
 
 
@@ -326,8 +326,10 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     if untested:
         units, alike = ("paired questions", "all differences equal")
         if cluster:
-            units, alike = (f"values of {cluster}", "no variation between them")
+            units, alike = (f"{cluster} values", "no variation between them")
         why = f"fewer than two {units} in one {comparisons[0].board.task.group_words[0]}, or {alike}"
+        if not any(comparison.num_questions for comparison in untested):
+            why = "no paired questions"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 

@@ -94,7 +94,7 @@ def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Inter
     """Compute the 95% percentile interval (Efron & Tibshirani 1993, chapter 13), drawing questions within strata.
 
     BCa would be undefined if all resamples agree. In 2,000 simulated comparisons of scores on 30 questions, percentile
-    and BCa intervals held the true difference in 95% and 94%. On 10 questions both are too narrow (92%, 91%).
+    and BCa intervals covered the true difference in 95% and 94%. On 10 questions both are too narrow (92%, 91%).
     """
     import numpy as np
 

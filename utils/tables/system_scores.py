@@ -154,12 +154,12 @@ def add_board_arguments(parser: argparse._ActionsContainer) -> None:
     # fmt: off
     add = parser.add_argument
     add("--by", metavar="NAME",
-        help="instead of by group, by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or "
-        "updated (default: by group)")
+        help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
+        "(default: by group)")
     add("--groups", nargs="+", type=_group, metavar="NAME=A,B,...",
         help="columns that join LaMP-QA's communities, or categories of your own (default: one per category)")
     add("--allow_partial", action="store_true",
-        help="allow systems that were not scored on the same questions, and use the common ones (off: refuse)")
+        help="allow systems that were not scored on the same questions, and use the common questions (off: refuse)")
     add_unscored_argument(parser)
     # fmt: on
 
@@ -330,7 +330,7 @@ def divide(board: Board, name: str) -> Board:
         for entry in scores["per_question_scores"]:
             if not isinstance(entry.get(name), str):
                 problem = f"question {quote(entry['id'])}: field {name!r} is {kind(entry.get(name))}, not a text"
-                remedy = "files of older versions lack it: run evaluate_responses.py again with --overwrite"
+                remedy = "score files of older versions lack it: run evaluate_responses.py again with --overwrite"
                 raise UserError(f"{path}: {problem}\n  {remedy}")
     values = {entry[name] for _, scores in files for entry in scores["per_question_scores"]}
     order = [value for value in task.divisions[name] if value in values]
@@ -363,7 +363,7 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
         first, other = list(path_of.values())[:2]
         raise UserError(
             f"{other}: has scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
-            f"  a table can have only one {alike}: make one for each"
+            f"  a table can have only one {alike}: make a table for each"
         )
 
 
@@ -407,7 +407,7 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
             others = others or (paths, first_paths)
     if others is not None:
         raise UserError(
-            f"{few(others[0])}: other questions than in {few(others[1])} with the same ids: {first_five(differing)}\n"
+            f"{few(others[0])}: has other questions than {few(others[1])} under the same ids: {first_five(differing)}\n"
             "  question or shown text differs (another commit of the dataset?); judge both on the same dataset"
         )
 

@@ -103,7 +103,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | N
         )
     checkpoints, manifest = find_checkpoints(folder), read_folder_manifest(folder)
     if checkpoints and manifest is None:
-        raise UserError(f"{folder}: holds checkpoints of something else; give another --output_dir")
+        raise UserError(f"{folder}: holds checkpoints of another program; give another --output_dir")
     differing = differences(manifest["settings"], settings) if checkpoints else ""
     if differing and not args.overwrite:
         raise UserError(

@@ -33,12 +33,12 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
     add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
-    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
+    add("--output_dir", required=True, metavar="DIR", help="folder for checkpoints and logs")
     add("--model_addr", required=True, metavar="MODEL", help=model_help)
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     # fmt: on
-    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes are settings")
-    parser.decides_nothing("--cache_dir", "it only says where models are kept")
+    parser.not_a_setting("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes are settings")
+    parser.not_a_setting("--cache_dir", "it only says where models are kept")
     parser.names_model("--model_addr")
 
 
@@ -56,32 +56,29 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
         help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
+    cli.add_dry_run_argument(parser, group, "report what would be trained and what this machine lacks for it; load no "
         "weights, write nothing")
     cli.add_log_argument(parser, group)
     # fmt: on
-    parser.decides_nothing(
+    parser.not_a_setting(
         "--per_device_train_batch_size --gradient_accumulation_steps",
         "their product with the number of devices is a setting",
     )
-    parser.decides_nothing("--gradient_checkpointing", "it only changes speed and memory")
-    parser.decides_nothing("--prompts_dir", "the prompt's hash is a setting")
-    parser.decides_nothing("--report_to", "it only shows figures elsewhere")
-    parser.decides_nothing("--resume --overwrite", "they only say what may be replaced")
+    parser.not_a_setting("--gradient_checkpointing", "it only changes speed and memory")
+    parser.not_a_setting("--prompts_dir", "the prompt's hash is a setting")
+    parser.not_a_setting("--report_to", "it only shows figures elsewhere")
+    parser.not_a_setting("--resume --overwrite", "they only say what may be replaced")
 
 
-def read_datasets(args: Namespace, needs: Needs, is_ranked: bool = True) -> list[list[Record]]:
-    """Return the records to learn from and those to evaluate on, if any; UserError if they are not ranked, but should.
+def read_datasets(args: Namespace, needs: Needs) -> list[list[Record]]:
+    """Return the records to learn from and those to evaluate on, if any."""
+    return [read_dataset(path, needs) if path else [] for path in (args.inputs_addr, args.validation_addr)]
 
-    Args:
-        is_ranked: whether they should be.
-    """
-    datasets = []
-    for path in (args.inputs_addr, args.validation_addr):
-        datasets.append(read_dataset(path, needs) if path else [])
-        if path and is_ranked:
-            refuse_unranked(path, args.unranked)
-    return datasets
+
+def check_ranked(args: Namespace) -> None:
+    """Raise UserError if a dataset is not ranked, unless --unranked is given."""
+    for path in filter(None, (args.inputs_addr, args.validation_addr)):
+        refuse_unranked(path, args.unranked)
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:

@@ -80,14 +80,14 @@ class Resumable:
         folder = Path(checkpoint)
         if not any(any(folder.glob(pattern)) for pattern in STATES):
             what = "is from a finished training without its later checkpoints; its optimizer state was deleted"
-            raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
+            raise UserError(f"{checkpoint}: {what}\n  --no-resume starts over")
         with reading(checkpoint):
             for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
                 if not (folder / name).is_file():  # transformers would silently reset that part
                     raise ValueError(f"{name} is missing")
             state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
             if state.global_step != step_of(folder) or not all("step" in entry for entry in state.log_history):
-                raise ValueError("trainer_state.json is of something else")
+                raise ValueError("trainer_state.json is of another training")
             super()._load_from_checkpoint(checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -127,7 +127,7 @@ class Resumable:
             return f"--per_device_train_batch_size {size // 2} --gradient_accumulation_steps {more}"
         if not self.args.gradient_checkpointing:
             return "leave out --no-gradient_checkpointing"
-        return f"take a GPU with more memory, or a smaller {self.length_flag}"
+        return f"use a GPU with more memory, or a smaller {self.length_flag}"
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> float:
         """Return the norm of a step's unclipped gradients; called right before the optimizer's step.
