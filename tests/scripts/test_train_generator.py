@@ -330,7 +330,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
             {"lora_rank": 8, "max_target_length": 10**6, "model_addr": "{data}/chat"},
             "--max_target_length 1000000 leaves no room .*\n  give a smaller --max_target_length$",
         ),
-        ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references that a text could be"),
+        ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references to learn from"),
         ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
     ],
 )

@@ -95,7 +95,7 @@ def test_out_of_memory_gives_flags_with_which_the_run_resumes(kind, data, warm, 
     assert "error: out of memory: a batch of shape (2, " in told and "on cpu" in told
     assert remedy == "  --per_device_train_batch_size 1 --gradient_accumulation_steps 4"
     run = warm.run(SCRIPTS[kind], flags_of(data, tmp_path / "out", kind, size=1), do=TOO_LITTLE)
-    assert run.errors.splitlines()[-1] == f"  take a GPU with more memory, or a smaller {FLAGS[kind]}"
+    assert run.errors.splitlines()[-1] == f"  use a GPU with more memory, or a smaller {FLAGS[kind]}"
     learn(warm, data, tmp_path / "out", kind)
 
 
