@@ -62,6 +62,8 @@ def test_two_letters_are_not_an_answer(joined, marker):
         ("（b）", "b"), ("<final_answer>（Ｃ）</final_answer>", "c"), ("Answer：Ｄ", "d"),
         ("<final_answer> Option (b), since (a) is wrong", "b"), ("<final_answer> none of the four, or (d)", "d"),
         ("<final_answer>(c), a good one and (d) not", "c"), ("<final_answer>(b) and (B)", "b"),
+        ("(a)? No. <final_answer>(b)</final_answer> is my final answer.", "b"),
+        ("My final answer is a short list, so option (b)", "b"), ("Final answer: a because it fits", "a"),
         ("<final_answer>(a certain one", "a"),  # right after the marker it is not an article
         ("I like a good soup", None), ("", None), ("e", None), ("<final_answer>", None),
         ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a) or (b)</final_answer>", None),

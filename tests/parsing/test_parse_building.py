@@ -17,6 +17,7 @@ from utils.parsing.building import ASPECTS_SCHEMA, NEEDS_SCHEMA, parse_aspects, 
         ("needs_personalization: false", False, "repaired"),
         ('{"needs_personalization": true', True, "repaired"),
         ('{"needs_personalization": true}\nI was wrong. {"needs_personalization": false}', False, "repaired"),
+        ('{"needs_personalization": true}\nuser: Hi\n{"needs_personalization": false}', True, "repaired"),
         ('{"needs_personalization": {"type": "boolean"}} {"needs_personalization": false}', False, "repaired"),
     ],
 )
@@ -83,6 +84,7 @@ def test_aspects(text, value, how):
         ),
         (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 lacks 'aspect'"),
         (said(enough_details=True, aspects=[{"aspect": "a", "evidence": "b"}]), "aspect 0 lacks 'aspect'"),
+        (said(enough_details=True, aspects=[{**ASPECT, "aspect": "<title>"}]), "aspect 0 lacks 'aspect'"),
         (said(other=1), "no valid JSON object with aspects"),
     ],
 )

@@ -51,7 +51,7 @@ Condition = Callable[[argparse.Namespace], bool]
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Reports mistakes in a line or two, and refuses flags that would have no effect.
+    """Reports mistakes in a line or two, and refuses the flags without effect that a script names; it ignores others.
 
     A flag counts as given only if it is on the command line; a default, even from the environment, does not count.
     """

@@ -3,9 +3,9 @@
 Needs: the boolean "needs_personalization", also as the text "true" or "false".
 
 Aspects: an object with the boolean "enough_details" and, if that is true, the list "aspects" with the texts "aspect",
-"evidence" and "reason" for each. Only valid JSON is read. The output is usable only if there is at least one aspect,
-and no text except the reason is empty. Without enough details there are no aspects, whatever is listed. A list without
-the boolean counts as enough details.
+"evidence" and "reason" for each. Only valid JSON is read. The output is usable only if there is at least one aspect, no
+text except the reason is empty, and no aspect is a placeholder. Without enough details there are no aspects, whatever
+is listed. A list without the boolean counts as enough details.
 """
 
 from typing import Any
@@ -34,9 +34,10 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
+    whole, text = text, json_text.own_turn(text)
     if (found := json_text.last_object(text, _NEEDS)) is not None:
         value = _boolean(found.value)
-        how = found.how if value is found.value else "repaired"
+        how = found.how if value is found.value and text == whole else "repaired"
         return _no_boolean(_NEEDS) if value is None else Parsed(value, how, None)
     if not (starts := _NEEDS.value_starts(text)):
         return json_text.missing(text, _NEEDS)
@@ -65,12 +66,12 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 
 def _aspect(item: Any) -> dict[str, str] | None:
-    """Return the item's texts; None if one is missing, or if aspect or evidence is empty."""
+    """Return the item's texts; None if one is missing or, except for the reason, empty, or the aspect a placeholder."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
         return None
     texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}
     texts["aspect"] = " ".join(texts["aspect"].split())
-    return texts if texts["aspect"] and texts["evidence"] else None
+    return texts if texts["aspect"] and texts["evidence"] and not json_text.is_form(texts["aspect"]) else None
 
 
 def _boolean(value: object) -> bool | None:

@@ -1,10 +1,10 @@
 """Read the letter of the option that a model chose, (a) to (d), without knowing the right one. Pure.
 
-The letter right after the last `<final_answer>` or "final answer" counts, or the letter that is the whole text.
-Otherwise, the only letter that is named: in parentheses, in `\\boxed{}`, as "option b", "answer: b" or "choice is b",
-or as "b)", "b." or "b:" at the beginning of a line or sentence. A text that names two letters, as "(a) or (b)" and "A:
-no. B: yes.", or none is unusable; so is a text that max_tokens cut before its marker, because it may name an option
-that it rejects.
+The letter right after the last `<final_answer>` counts (without this marker, the one after the last "final answer"), or
+the letter that is the whole text. Otherwise, the only letter that is named: in parentheses, in `\\boxed{}`, as "option
+b", "answer: b" or "choice is b", or as "b)", "b." or "b:" at the beginning of a line or sentence. A text that names two
+letters, as "(a) or (b)" and "A: no. B: yes.", or none is unusable; so is a text that max_tokens cut before its marker,
+because it may name an option that it rejects.
 
 The article "a" is not a letter: except after the marker, a lower-case "a" does not count if a word follows it that an
 article may precede.
@@ -22,9 +22,10 @@ MARKER = "<final_answer>"
 
 _MARKS = "*_`\"'“”‘’"
 _LETTER = r"([a-d])(?!\w|['’-]\w)"
-_BARE = rf"(?!(?-i:a)[^\S\n]++(?!(?:and|as|because|for|is|or|since|vs)\b)\w){_LETTER}"  # not an article
+_ARTICLE = r"(?-i:a)[^\S\n]++(?!(?:and|as|because|for|is|or|since|vs)\b)\w"
+_BARE = rf"(?!{_ARTICLE}){_LETTER}"
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
-_FINAL = pattern(rf"{MARKER}|(?<!/)\bfinal[\s_]++answer\b(?:\s++is\b)?+")
+_FINAL = pattern(rf"(?<!/)\bfinal[\s_]++answer\b(?:\s++is\b)?+(?![^\S\n]*+{_ARTICLE})")
 _AFTER_FINAL = pattern(rf"{_OPENS}(?:(?:option|answer|response|\\text)\b{_OPENS})?{_LETTER}")
 _LABEL = rf"(?:^|(?<=[.,;!?]\s))[\s{_MARKS}#>(-]*+(?:option\s++)?([a-d])[{_MARKS}]*+[).:](?!\w)"  # "A: no. B: yes."
 _NAMED = pattern(
@@ -47,7 +48,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     after the marker, or one that is the whole text, counts.
     """
     body = plain(text)
-    parts = _FINAL.split(body)
+    parts = body.split(MARKER) if MARKER in body else _FINAL.split(body)
     behind = parts[-1]
     marked, alone = _AFTER_FINAL.match(behind) if len(parts) > 1 else None, _ALONE.fullmatch(body)
     if cut and body.rstrip("'’")[-1:].isalpha() and (alone or (marked and not behind[marked.end() :].strip("'’"))):

@@ -48,10 +48,10 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (on)")
     add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     add("--resume", action=argparse.BooleanOptionalAction, default=True,
-        help="resume from the last checkpoint; --no-resume deletes all and starts over (%(default)s)")
+        help="resume from the last checkpoint; --no-resume deletes all and starts over (on)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
