@@ -329,7 +329,7 @@ def test_choice_of_attention(data, gemma, tmp_path, monkeypatch, capsys, version
     assert choose_attention(bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(bf16, str(gemma), {}) == capped
-    note = f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n"
+    note = f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; using eager attention\n"
     assert capsys.readouterr().err == (note if capped == "eager" else "")
     assert choose_attention(bf16, str(tmp_path), {}) == sinks
 
@@ -380,7 +380,7 @@ def test_gemma_is_trained_with_both_caps(gemma, data, gemma_examples, warm, tmp_
     flags = flags_of(data, tmp_path / "planner", **more, eval_generate=0, gradient_accumulation_steps=8)
     fp32 = "from utils.models import devices; devices.has_bf16 = lambda: False"
     printed = learn(warm, *flags, do=fp32)
-    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; attention is eager\n" in printed
+    assert f"note: {gemma}: sdpa would leave out its attn_logit_softcapping; using eager attention\n" in printed
     manifest = json.loads((tmp_path / "planner/manifest.json").read_text())
     assert (manifest["attention"], manifest["bf16"]) == ("eager", False)
     expected = own_loss(load(gemma, "eager"), gemma_examples)
