@@ -145,4 +145,4 @@ def test_finished_training_keeps_weights_but_no_optimizer_states(kind, data, war
     if len(steps) > 1:
         shutil.rmtree(steps[-1])
         said = learn(warm, data, output, kind, code=2)
-        assert said.splitlines()[-1] == "  --no-resume trains from the beginning"
+        assert said.splitlines()[-1] == "  --no-resume starts over"
