@@ -104,6 +104,9 @@ def build_parser() -> cli.FlagParser:
         help="number of epochs (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without improvement (default: never)")
+    parser.without_effect(
+        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
+    )
     # fmt: on
     lessons.add_objective_arguments(parser)
     launch.add_run_arguments(parser)

@@ -334,6 +334,8 @@ WITHOUT_EFFECT = [
      "with --objective grpo, whose prompts are in the trace\n  leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
+    ("utils/train_generator.py", "", "--patience 3",
+     "without --validation_addr\n  give --validation_addr, or leave {} out"),
     *(("utils/train_generator.py", f"--objective {other}", flags,
        f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
       for other, name, flags in (

@@ -84,6 +84,7 @@ INTRODUCED = [
     ("Aspects:\n- Cost\n- Time", ["Cost", "Time"]),
     ("**Money matters**:\n* Cost\n* Time", ["Cost", "Time"]),
     ("# Money matters:\nCost\nTime", ["Cost", "Time"]),
+    ("Here are the aspects:\n1. **Cost:**\n2. **Time:**", ["Cost:", "Time:"]),
 ]
 
 # Unless another title's line ends in a colon too.

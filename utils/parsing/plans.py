@@ -1,8 +1,8 @@
 """Read, write, and match the plans of PlanPers, which are lists of aspect titles. Pure.
 
 The model was asked for titles, one per line. Fences and the marks of list items ("- ", "1. ", bold face) are dropped.
-So is a first line that ends in a colon ("Here are the aspects:"), unless the line of another title does too. A JSON
-array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title that max_tokens may have
+So is a first line that ends in a colon ("Here are the aspects:"), unless another title's line of the same form, an item
+or not, does too. A JSON array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title that max_tokens may have
 cut, unless it is the only one.
 
 In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
@@ -48,8 +48,12 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         last_is_whole = True  # a cut text has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        colons = [line.rstrip("*_ ").endswith(":") for line in lines if _plan_title(line)]
-        as_asked = not lines or not lines[0].rstrip("*_ ").endswith(":") or any(colons[1:])
+        are_items = {
+            number: _LIST_MARK.match(line.strip().replace("**", "")) is not None
+            for number, line in enumerate(lines)
+            if line.rstrip("*_ ").endswith(":") and _plan_title(line)
+        }
+        as_asked = 0 not in are_items or list(are_items.values()).count(are_items[0]) > 1
         lines = lines if as_asked else lines[1:]
         last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
