@@ -99,7 +99,7 @@ def test_every_option_has_a_help_text_with_its_default(script, parser_of):
     for flag, action in options_of(parser).items():
         assert action.help, flag
         if action.default not in (None, False, argparse.SUPPRESS):
-            assert "%(default)s" in action.help, flag
+            assert ("(on)" if action.default is True else "%(default)s") in action.help, flag
 
 
 def shared_parser():
