@@ -2,8 +2,8 @@
 
 The model was asked for titles, one per line. Fences and the marks of list items ("- ", "1. ", bold face) are dropped.
 So is a first line that ends in a colon ("Here are the aspects:"), unless another title's line of the same form, an item
-or not, does too. A JSON array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title that
-max_tokens may have cut, unless it is the only one.
+or not, does too. A JSON array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title
+that max_tokens may have cut, unless it is the only one.
 
 In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
 `lead_in` is None. With --planner_target reference, a plan is as in the public code: a lead-in, then a dash and a title
