@@ -191,7 +191,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
 def test_without_the_hub(hub, download, away):
     cannot = f"{NAME}: cannot be downloaded: the connection failed (ConnectError)\n"
     is_offline = "HF_HUB_OFFLINE" in away
-    nothing = f"{NAME}: no such folder, incomplete in the cache, and the hub" if is_offline else cannot
+    nothing = f"{NAME}: no such folder, missing or incomplete in the cache, and the hub" if is_offline else cannot
     _, errors = download.run_process(code=2, **away)
     assert errors.startswith(f"error: {nothing}") and errors.count("\n") == 2 and download.finished() == {}
     download.run()

@@ -321,7 +321,7 @@ def refusing():
 def test_an_unreachable_hub_is_tried_once(tmp_path, script, refusing):
     stderr, connections = run_counting(tmp_path, script, "some/model", refusing)
     hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
-    what = "no such folder, incomplete in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set"
+    what = "no such folder, missing or incomplete in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set"
     remedy = f"on a node with internet, run: hf download some/model --repo-type model --cache-dir {tmp_path}/home/hub"
     assert stderr == f"error: some/model: {what}\n  {remedy}\n{hint}"
     assert connections == 1

@@ -183,7 +183,8 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
             error.filename = error.filename or cache_dir
             raise
         if constants.HF_HUB_OFFLINE:
-            problem = "no such folder, incomplete in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set"
+            problem = "no such folder, missing or incomplete in the cache"
+            problem += ", and the hub cannot be reached or HF_HUB_OFFLINE is set"
             raise UnreachableError(f"{name}: {problem}\n  {_how_to_fetch(name, cache_dir, kind)}") from None
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
