@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, like names that begin with a dot
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {
-    "help", "setup", "models", "demo", "demo-build", "demo-lamp", "demo-personamem", "test", "test-all",
+    "help", "setup", "models", "demo", "readme", "demo-build", "demo-lamp", "demo-personamem", "test", "test-all",
     "test-fast", "fuzz", "test-gpu", "bench", "lint", "clean",
 }  # fmt: skip
 # Packages whose names differ from the imported ones.

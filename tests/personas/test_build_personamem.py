@@ -183,8 +183,7 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
 
 def test_batches_give_the_same_file(built, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
-    with serve_batches() as server:
-        server.outcome = lambda number, request: unsteady(request)
+    with serve_batches(unsteady) as server:
         assert batch.main([build_personamem.SCRIPT, *flags(tmp_path / "out", server.url, "--step", "small_talk")]) == 0
         assert len(server.batches) > 2
     assert (tmp_path / "out/small_talk.json").read_bytes() == (built[0] / "small_talk.json").read_bytes()
@@ -278,7 +277,7 @@ def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, caps
     out, fails = tmp_path / "out", [True]
 
     def reply(request):
-        is_down = fails[0] and drawn(request, with_seed=False) % 50 == 1
+        is_down = fails[0] and drawn(request, with_seed=False) % 50 == 2
         return Reply("try later", status=500) if is_down else unsteady(request)
 
     steps = ["--step", "conversations", "small_talk"]
