@@ -25,7 +25,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         browser = Browser(folder)
         page = Page(browser, OUTPUT / "report.html", width=WIDTH, height=HEIGHT)
-        page.send("Emulation.setScrollbarsHidden", hidden=True)
         shot = base64.b64decode(page.send("Page.captureScreenshot", format="png")["data"])
         page.close()
         browser.close()

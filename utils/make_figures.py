@@ -58,16 +58,18 @@ SOURCES = {  # the input flags of each figure
 }  # fmt: skip
 LARGEST_K = 9_999
 NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
-# By field of training_log.jsonl: the panel's number from the top, its axis label, and the curve's style.
+# By field of training_log.jsonl: the panel's number from the top, its axis label, the limits of its axis (None: as the
+# values need), and the curve's style.
+ANY, FROM_0, SHARE = (None, None), (0, None), (0, 1)
 TRAINED = {"color": "0.6", "linewidth": 0.8}
 EVALUATED = {"color": "black", "marker": "s", "clip_on": False}  # a marker at 0 stands on the axis
 CURVES = {
-    "loss": (0, None, {"label": "training", **TRAINED}),
-    "eval_loss": (0, None, {"label": "validation", "color": "black", "marker": "o"}),
-    "eval_aspect_recall": (1, "aspect recall (0 to 1)", EVALUATED),
-    "eval_score": (1, "metric in validation", EVALUATED),
-    "rewards/margins": (1, "reward margin, best over worst", TRAINED),
-    "rewards/accuracies": (2, "best ahead of worst\n(share of pairs)", TRAINED),
+    "loss": (0, None, ANY, {"label": "training", **TRAINED}),
+    "eval_loss": (0, None, ANY, {"label": "validation", "color": "black", "marker": "o"}),
+    "eval_aspect_recall": (1, "aspect recall (0 to 1)", SHARE, EVALUATED),
+    "eval_score": (1, "metric in validation", FROM_0, EVALUATED),
+    "rewards/margins": (1, "reward margin, best over worst", ANY, TRAINED),
+    "rewards/accuracies": (2, "best ahead of worst\n(share of pairs)", SHARE, TRAINED),
 }
 LOSSES = {  # the loss's axis label, by --objective; a planner has none
     "dpo": "DPO loss per pair (nats)",
@@ -264,14 +266,11 @@ def training_figure(folder: str) -> "Figure":
     figure = paper_figures.new_figure(8, 4 + 2.4 * (count - 1))
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for name, values in log.items():
-        number, axis, style = CURVES[name]
+        number, axis, limits, style = CURVES[name]
         panels[number].plot(list(values), list(values.values()), **style)
         panels[number].set_ylabel(axis or LOSSES.get(objective, "cross-entropy per target token (nats)"))
         paper_figures.tidy(panels[number], "both")
-        if name == "eval_score":
-            panels[number].set_ylim(bottom=0)
-        elif name in ("eval_aspect_recall", "rewards/accuracies"):  # shares
-            panels[number].set_ylim(0, 1)
+        panels[number].set_ylim(*limits)
     panels[0].legend(frameon=False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
     panels[-1].set_xlabel("training step")

@@ -31,14 +31,13 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     """
     if cut and json_text.may_be_draft(text):
         return nothing(json_text.DRAFT)
-    whole = json_text.keep_commands(text)
-    text = json_text.own_turn(whole)
+    found, text = json_text.own_object(json_text.keep_commands(text), _FIELD)
     truncated = False
-    if (found := json_text.last_object(text, _FIELD)) is not None:
+    if found is not None:
         if not isinstance(found.value, str | list | dict):
             return nothing(f"{ANSWER_FIELD} is {json.dumps(found.value)}, not a text")
-        value, how = "\n".join(_lines(found.value)), found.how
-        how = how if text == whole and isinstance(found.value, str) else "repaired"
+        value = "\n".join(_lines(found.value))
+        how = found.how if isinstance(found.value, str) else "repaired"
     else:
         starts = _FIELD.value_starts(text)
         if not starts:

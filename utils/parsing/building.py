@@ -34,10 +34,10 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    whole, text = text, json_text.own_turn(text)
-    if (found := json_text.last_object(text, _NEEDS)) is not None:
+    found, text = json_text.own_object(text, _NEEDS)
+    if found is not None:
         value = _boolean(found.value)
-        how = found.how if value is found.value and text == whole else "repaired"
+        how = found.how if value is found.value else "repaired"
         return _no_boolean(_NEEDS) if value is None else Parsed(value, how, None)
     if not (starts := _NEEDS.value_starts(text)):
         return json_text.missing(text, _NEEDS)

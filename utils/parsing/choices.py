@@ -43,10 +43,9 @@ class Choice:
         """
         if cut and json_text.may_be_draft(text):
             return nothing(json_text.DRAFT)
-        whole = unicodedata.normalize("NFKC", text)
-        text = json_text.own_turn(whole)
-        if (found := json_text.last_object(text, self.field)) is not None:
-            written, how = json.dumps(found.value, ensure_ascii=False), found.how if text == whole else "repaired"
+        found, text = json_text.own_object(unicodedata.normalize("NFKC", text), self.field)
+        if found is not None:
+            written, how = json.dumps(found.value, ensure_ascii=False), found.how
         elif starts := self.field.value_starts(text):
             written, how = text[starts[-1] :] + ("…" if cut else ""), "repaired"
         else:

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
@@ -115,6 +115,13 @@ def last_object(text: str, *fields: Field) -> Found | None:
             if not _is_empty(value := field.value_in(content)):
                 return Found(value, content, "repaired")
     return None
+
+
+def own_object(text: str, field: Field) -> tuple[Found | None, str]:
+    """Return `last_object` of the model's own turn, "repaired" if a made-up turn follows, and that turn's text."""
+    own = own_turn(text)
+    found = last_object(own, field)
+    return (replace(found, how="repaired") if found and own != text else found), own
 
 
 def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -264,7 +264,7 @@ def with_own_groups(
     word, _, subword = task.group_words
     entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
     there = dict.fromkeys(map(_subgroup, entries))
-    is_one_group = not any(entry["group"] or _subgroup(entry) for entry in entries)
+    is_one_group = not any(there) and not any(entry["group"] for entry in entries)
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
     if unknown := [name for name in joined if name not in there]:
