@@ -21,11 +21,11 @@ from utils.files.output import Piece, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, open_api
 from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
-from utils.planner.model import choose_planner, find_lead_in
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask
 from utils.runs.driver import run_stages
+from utils.runs.planning import choose_planner, find_lead_in
 from utils.runs.stage import Stage
 
 

@@ -24,8 +24,9 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
+from utils.generation.chat import PAPER_LENGTH, limit_length
 from utils.generation.fitting import Window
+from utils.generation.local_chat import LocalChat
 from utils.models.adapters import adapter_base
 from utils.models.hub import identify_local_model
 from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings

@@ -14,7 +14,7 @@ from api_server import serve
 from utils.benchmarks.lampqa import TASK
 from utils.generation.chat import VERDICT_TOKENS
 from utils.records.datasets import read_dataset
-from utils.tables.score_table import read_paper
+from utils.tables.paper_numbers import read_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

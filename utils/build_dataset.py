@@ -40,7 +40,8 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_toml
-from utils.files.writing import Lock, check_could_write, write_array, write_synced
+from utils.files.locks import Lock
+from utils.files.writing import check_could_write, write_array, write_synced
 from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages

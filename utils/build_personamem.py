@@ -31,16 +31,18 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.locks import Lock
 from utils.files.manifest import describe_run, noted_settings, publish, publishing, settings_of
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.files.writing import Lock, write_synced
-from utils.generation.chat import APIChat, load_tokenizer
+from utils.files.writing import write_synced
+from utils.generation.chat import APIChat
 from utils.generation.engines import OpenAPI, open_api
+from utils.generation.local_chat import load_tokenizer
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
+from utils.personas.assembly import describe, measure, sections_of
 from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
-from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
 from utils.runs.own_method import choose_models, named_model

@@ -21,12 +21,12 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.locks import locked
 from utils.files.manifest import describe_run, publish, settings_of
-from utils.files.writing import locked
 from utils.records.responses import read_responses
 from utils.records.scores import read_scores
 from utils.scoring.references import rouge
-from utils.tables.sample_scores import COMBINED
+from utils.tables.best_of_n import COMBINED
 
 Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
 

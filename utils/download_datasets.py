@@ -31,9 +31,10 @@ from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Publishe
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.files.locks import Lock
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import Lock, check_could_write
+from utils.files.writing import check_could_write
 from utils.models import hub_datasets
 from utils.models.hub import UnreachableError, check_cache_dir
 from utils.models.hub_datasets import Source, find_folder

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
+from utils.files.locks import locked
 from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
-from utils.files.writing import check_could_write, locked
+from utils.files.writing import check_could_write
 from utils.records.datasets import DatasetFile
 
 

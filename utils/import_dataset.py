@@ -28,8 +28,9 @@ from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.locks import locked
 from utils.files.manifest import describe_run, publishing
-from utils.files.writing import locked, write_json
+from utils.files.writing import write_json
 from utils.records.datasets import check_record
 from utils.records.leaks import padded
 from utils.records.originals import rows_of

@@ -25,7 +25,8 @@ from utils import cli
 from utils.benchmarks.lampqa import PUBLIC_CODE
 from utils.cli import UserError
 from utils.files.json_files import read_text
-from utils.files.writing import fill_folder, write_synced
+from utils.files.locks import fill_folder
+from utils.files.writing import write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"

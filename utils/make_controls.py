@@ -39,8 +39,8 @@ from utils.benchmarks.task import Options
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.locks import locked
 from utils.files.manifest import describe_run, publish
-from utils.files.writing import locked
 from utils.records.datasets import read_questions
 from utils.records.responses import (
     CONTROLS_SCRIPT,

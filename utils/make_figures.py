@@ -38,13 +38,12 @@ from utils.parsing.plans import one_line
 from utils.records.responses import read_responses
 from utils.records.scores import metric_behind
 from utils.tables import paper_figures
-from utils.tables.best_of_n import best_of_n_figure, make_curve
+from utils.tables.best_of_n import best_of_n_figure, make_curve, read_sample_scores, split
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
-from utils.tables.sample_scores import read_sample_scores, split
 from utils.tables.system_scores import System, add_board_arguments, boards_of
 
 if TYPE_CHECKING:

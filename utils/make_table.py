@@ -38,7 +38,7 @@ from utils.tables import score_table
 from utils.tables.columns import Comparison, compare, compare_methods
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
-from utils.tables.score_table import Paper, read_paper
+from utils.tables.paper_numbers import Paper, read_paper
 from utils.tables.system_scores import Board, add_board_arguments, boards_of
 
 SCRIPT = "utils/make_table.py"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from utils import cli
 from utils.cli import UserError
-from utils.files.writing import fill_folder
+from utils.files.locks import fill_folder
 
 FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 

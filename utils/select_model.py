@@ -20,8 +20,10 @@ from utils.cli import UserError
 from utils.files.writing import check_could_write, replace_link
 from utils.records.scores import Scores, metric_behind, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
+from utils.tables.comparable import check_same_content, check_same_judge
 from utils.tables.formats import counted
-from utils.tables.system_scores import System, check_same_content, check_same_judge, with_own_groups
+from utils.tables.groups import with_own_groups
+from utils.tables.system_scores import System
 
 
 def build_parser() -> argparse.ArgumentParser:

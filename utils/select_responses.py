@@ -24,12 +24,12 @@ from utils.benchmarks.metric import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.locks import locked
 from utils.files.manifest import describe_run, manifest_of, publish, settings_of
-from utils.files.writing import locked
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, metric_behind, strategy_in_words
+from utils.tables.best_of_n import Responses, read_sample_scores, split
 from utils.tables.notes import describe_selection
-from utils.tables.sample_scores import Responses, read_sample_scores, split
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # in floats, 0.6 - 0.4 is slightly less than 0.2

@@ -42,10 +42,11 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
+from utils.generation.chat import PAPER_LENGTH, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
+from utils.generation.local_chat import LocalChat, PlainText
 from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
 from utils.objectives import lessons

@@ -23,7 +23,8 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import APIChat, find_form, fold
+from utils.generation.chat import APIChat
+from utils.generation.local_chat import find_form, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 

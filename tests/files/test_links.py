@@ -11,8 +11,9 @@ from test_derived_files import COMMANDS, folder, run  # noqa: F401 (fixture)
 from retrieval import rank_dataset
 from utils import download_datasets, select_model
 from utils.cli import UserError
+from utils.files.locks import Lock
 from utils.files.manifest import manifest_of
-from utils.files.writing import Lock, replace_link
+from utils.files.writing import replace_link
 from utils.records.datasets import read_dataset
 from utils.runs.own_method import named_model
 

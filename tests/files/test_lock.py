@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from test_output import ROOT, is_finished, make, message, names_in, path, write  # noqa: F401 (fixture)
 
-from utils.files.writing import Lock
+from utils.files.locks import Lock
 
 US = f"process {os.getpid()} on {socket.gethostname()}"
 HOLD = """
 import sys
-from utils.files.writing import Lock
+from utils.files.locks import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 input()
@@ -72,7 +72,7 @@ def test_a_lock_ends_with_its_process(path, end):
 
 FORK = """
 import os, signal, sys
-from utils.files.writing import Lock
+from utils.files.locks import Lock
 lock = Lock(sys.argv[1])
 reading, writing = os.pipe()
 child = os.fork()
@@ -102,7 +102,7 @@ def test_a_fork_neither_releases_nor_keeps_a_lock(path, ending):
 RACE = """
 import os, sys
 from utils.cli import UserError
-from utils.files.writing import Lock
+from utils.files.locks import Lock
 output, rounds = sys.argv[1], int(sys.argv[2])
 print("ready", flush=True)
 input()
@@ -160,7 +160,7 @@ def test_only_one_of_racing_processes_has_the_lock(path, without):
 KILLED = """
 import sys
 from utils.cli import UserError
-from utils.files.writing import locked
+from utils.files.locks import locked
 print("ready", flush=True)
 while True:
     with locked(sys.argv[1]):

@@ -12,9 +12,9 @@ import pytest
 
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
+from utils.files.locks import Lock
 from utils.files.manifest import manifest_of, noted_settings, read_manifest
 from utils.files.output import Output
-from utils.files.writing import Lock
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from utils.cli import UserError
+from utils.files.locks import fill_folder
 from utils.files.manifest import publish, read_manifest
 from utils.files.output import Output
-from utils.files.writing import check_could_write, fill_folder, write_atomically
+from utils.files.writing import check_could_write, write_atomically
 from utils.generation.store import ModelStore
 
 ABSENT = [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.ENOTTY]

@@ -190,7 +190,7 @@ def test_without_server_information_the_address_is_part_of_the_identity(output, 
     other = output.with_name("other.json")  # in the same store
     with server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent:
         if name == "nothing in time":
-            monkeypatch.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
+            monkeypatch.setattr("utils.generation.api_server.ROOT_SECONDS", 0.2)
         assert baselines.main(words(silent, output, "--limit", 2)) == 0
         held.set()
         address = silent.url.removeprefix("http://")

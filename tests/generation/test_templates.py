@@ -16,7 +16,7 @@ from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import settings_of, write_folder_manifest
-from utils.generation.chat import LocalChat
+from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
 

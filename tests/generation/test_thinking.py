@@ -19,7 +19,8 @@ from utils import download_datasets, make_table
 from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import APIChat, LocalChat
+from utils.generation.chat import APIChat
+from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
 from utils.parsing.thoughts import UNFINISHED, Split

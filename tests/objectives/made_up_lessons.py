@@ -69,7 +69,7 @@ def make_teacher(folder, source, steps=250):
 
     from prompts import load_prompt
     from utils.benchmarks.lampqa import private_notes
-    from utils.generation.chat import LocalChat
+    from utils.generation.local_chat import LocalChat
     from utils.parsing.answers import write_answer
 
     chat, prompt = LocalChat(str(source)), load_prompt("lampqa/teacher", folder / "prompts")
@@ -115,7 +115,7 @@ def greedy_answers(folder, base, adapter=None, prompt="rag"):
 
     from prompts import load_prompt
     from utils.benchmarks.lampqa import private_notes
-    from utils.generation.chat import LocalChat
+    from utils.generation.local_chat import LocalChat
     from utils.models.base_model import write_reply
 
     chat, prompt = LocalChat(str(base)), load_prompt(f"lampqa/{prompt}", folder / "prompts")

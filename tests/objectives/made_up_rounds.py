@@ -27,7 +27,7 @@ def served(folder, adapter, verdict):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from utils.generation.chat import LocalChat
+    from utils.generation.local_chat import LocalChat
 
     chat = LocalChat(str(folder / "beginner"))
     model = AutoModelForCausalLM.from_pretrained(folder / "beginner", dtype=torch.float32).eval()
@@ -118,7 +118,7 @@ def make_beginner(folder, steps=200):
     from transformers import AutoModelForCausalLM
 
     from prompts import load_prompt
-    from utils.generation.chat import LocalChat
+    from utils.generation.local_chat import LocalChat
     from utils.parsing.answers import write_answer
 
     chat, prompt = LocalChat(str(folder / "model")), load_prompt("lampqa/rag", folder / "prompts")

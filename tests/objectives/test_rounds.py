@@ -23,8 +23,8 @@ from utils import combine_scores
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
-from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
+from utils.generation.local_chat import LocalChat
 from utils.models.base_model import target_loss
 from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
 from utils.objectives.trainers import ScoreTrainer

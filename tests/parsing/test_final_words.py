@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.parsing.final_words import parse_final_letter, parse_yes_no
+from utils.benchmarks.personamem_v2 import parse_final_letter, parse_yes_no
 
 
 @pytest.mark.parametrize(

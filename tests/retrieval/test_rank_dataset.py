@@ -240,7 +240,7 @@ def test_an_interrupted_ranking_resumes_with_the_missing_questions(tmp_path, enc
     source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, tmp_path / "whole/ranked.json", *options)
-    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)  # two questions
+    monkeypatch.setattr("retrieval.ordering.BLOCK", 6)  # two questions
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         watch_texts(patch, stop_at=2)
         rank(source, output, *options)

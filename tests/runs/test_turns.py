@@ -14,9 +14,9 @@ import baselines
 from prompts import own_prompt
 from utils.benchmarks import task_of
 from utils.cli import UserError
-from utils.generation.chat import LocalChat
 from utils.generation.completions import Completions
 from utils.generation.engines import choose_model
+from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
 from utils.runs.rendering import Prompts, make_call

@@ -25,8 +25,8 @@ from train_planner import (
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.manifest import publish, write_folder_manifest
-from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
+from utils.generation.local_chat import LocalChat
 from utils.models.hub import identify_local_model
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch, set_up

@@ -22,7 +22,8 @@ import numpy as np
 from measure import log_normal, matrix_rate, parse_flags, peak_memory, print_spread, write_figures
 
 from retrieval.encoder import Encoder, load_encoder
-from retrieval.rank_dataset import Record, order_by_embeddings
+from retrieval.ordering import order_by_embeddings
+from retrieval.rank_dataset import Record
 from utils.benchmarks.lampqa import TASK
 from utils.cli import positive_int, run_script
 from utils.models.hub import check_model

@@ -10,7 +10,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.records.scores import read_scores
-from utils.tables.system_scores import with_own_groups
+from utils.tables.groups import with_own_groups
 
 ALONE = replace(
     TASK,

@@ -10,6 +10,7 @@ persona and texts.
 import hashlib
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from utils.benchmarks.task import Files, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
-from utils.parsing.final_words import parse_final_letter, parse_yes_no
+from utils.parsing import Parsed, nothing, plain
 from utils.parsing.letters import LETTERS
 from utils.scoring import direct
 from utils.scoring.verdicts import Verdict, is_answered, origin
@@ -74,6 +75,50 @@ class LinkedHistories(OnHub):
                 f"{source.name}: {problem}\n  give one copy of {self.name} as published on the hub, {self.at}"
             )
         return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
+
+
+# The last word of a reasoned text, by the public code's rules. A letter: the first of these forms that the text has
+# decides, at its first place, in any case, so "answer: a good one" names A, and "Final Answer: [X]" no letter. Yes or
+# No: the first \boxed{Yes} or \boxed{No}, else the word that the text begins with, else the only one of the two in its
+# first sentence. The public code looks for these words also inside of others; here they are whole words. Of a text that
+# was cut off, whose verdict was still to come, only the box counts.
+_LETTER_FORMS = [
+    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    for pattern in (
+        r"\\boxed\{([A-Z])\}",
+        r"final answer:\s*+([A-Z])",
+        r"answer:\s*+([A-Z])",
+        r"final answer is\s*+([A-Z])",
+        r"the answer is\s*+([A-Z])",
+        r"\b([A-Z])\.[^\S\n]*+$",
+    )
+]
+_BOXED = re.compile(r"\\boxed\s*+\{(yes|no)\}", re.IGNORECASE)
+_BEGINNING = re.compile(r"[\s*_\"'“‘]*+(yes|no)\b", re.IGNORECASE)
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+def parse_final_letter(text: str, cut: bool = False) -> Parsed:
+    """Read the letter of an option, A to D; the value is "a" to "d"."""
+    body = plain(text)
+    letter = next((match[1].lower() for form in _LETTER_FORMS if (match := form.search(body))), None)
+    if letter not in LETTERS:
+        return nothing("no letter in one of the public code's forms" if letter is None else f"no option {letter}")
+    return Parsed(letter, "strict", None)
+
+
+def parse_yes_no(text: str, cut: bool = False) -> Parsed:
+    """Read Yes or No; the value is 1 or 0."""
+    body = plain(text)
+    if boxed := _BOXED.search(body):
+        return Parsed(int(boxed[1].lower() == "yes"), "strict", None)
+    if cut:
+        return nothing("the text ends before the verdict")
+    beginning = _BEGINNING.match(body)
+    words = {beginning[1].lower()} if beginning else {word.lower() for word in _WORD.findall(body.partition(".")[0])}
+    if len(words) != 1:
+        return nothing("neither Yes nor No is the text's verdict")
+    return Parsed(int(words == {"yes"}), "repaired", None)
 
 
 def convert(size: str, row: dict[str, Any], where: str) -> Record:

@@ -89,7 +89,7 @@ class Files:
     # Returns the question's id and a response from a row of a table of answers, by column; raises UserError, beginning
     # with the second argument. None: responses are never tables.
     read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
-    # A file of systems' scores in the paper, as `utils.tables.score_table.read_paper` takes it.
+    # A file of systems' scores in the paper, as `utils.tables.paper_numbers.read_paper` takes it.
     paper_results: Path | None = None
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 from utils.files import manifest
-from utils.files.writing import check_could_write, locked, open_whole
+from utils.files.locks import locked
+from utils.files.writing import check_could_write, open_whole
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
+from utils.files.locks import Lock, check_free
 from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
-from utils.files.writing import Lock, check_could_write, check_free, write_json
+from utils.files.writing import check_could_write, write_json
 from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
 Key = tuple[str | int, ...]

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from utils.cli import UserError
 from utils.cli.environment import check_environment, wrong
 from utils.cli.progress import Progress, announce
+from utils.files.locks import locked
 from utils.files.manifest import without_password
-from utils.files.writing import check_could_write, delete_leftovers, locked, open_whole, replacing
+from utils.files.writing import check_could_write, delete_leftovers, open_whole, replacing
 
 TRIES = 6  # in a row without any data
 WAIT = 1.0  # seconds before the second try, doubled before each further one

@@ -10,18 +10,14 @@ parameters. Any other refusal is of one prompt, unless several prompts in a row 
 import asyncio
 import json
 import math
-import re
 import sys
 import time
 from argparse import Namespace
-from base64 import b64encode
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
-from urllib.request import getproxies
+from typing import Any
 
 import openai
 from httpx2 import Response
@@ -29,7 +25,18 @@ from httpx2 import Response
 from utils.cli import UserError
 from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
-from utils.files.manifest import KEY_IN_QUERY
+from utils.generation.api_server import (
+    MALFORMED,
+    AbsentError,
+    T,
+    address_of,
+    count_of,
+    field_of,
+    find_secrets,
+    problem_of,
+    text_and_thoughts,
+    without_inputs,
+)
 from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
 from utils.generation.requests import (
     LIMITS,
@@ -44,35 +51,13 @@ from utils.generation.requests import (
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
-T = TypeVar("T")
-
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
-ROOT_SECONDS = 5  # for the list of models, which is optional
 NOTE_SECONDS = 30  # between two notes on stderr
-MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
 
-# Error codes about one prompt's content.
-REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
-OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
-# Error codes, and words of messages, about every request.
-FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")
-OF_ALL = re.compile(
-    r"(?i)\b(?:credits?|balance|billing|quota|payment|subscription|arrear\w*|suspended|deactivated)\b|api.key"
-    r"|(?:invalid|unknown) model|model (?:name )?(?:not|does not) exist"
-)
-PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
-MALFORMED = (400, 422)  # statuses of a malformed request
-NO_SUCH_PATH = (404, 405)
-ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
-TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
 CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
 SEVERAL, MANY = 3, 20  # different prompts refused alike before the first answer, or between two: then the run ends
-
-
-class AbsentError(UserError):
-    """The API has no such model, file or batch, or no such interface."""
 
 
 class APIEngine:
@@ -259,7 +244,7 @@ class APIEngine:
             return await response
         except openai.APIStatusError as error:
             # Other servers use other formats, so a refused request's whole body is shown.
-            whole = str(_without_inputs(error.body)) if error.body else error.message
+            whole = str(without_inputs(error.body)) if error.body else error.message
             shown = whole if error.status_code in MALFORMED else error.message
             text = field_of(error.body, "message", object) or shown
             raise self._problem(error.status_code, error.code, text, error.param, whole) from None
@@ -280,7 +265,7 @@ class APIEngine:
         # A blocked prompt or answer has no choice, or one without a message.
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
-        text, thoughts = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
+        text, thoughts = text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
         # A server that is not such an API may answer 200 with a web page or an error.
         if text is None:
             shown = self._one_line(error or content.decode(errors="replace"))
@@ -293,8 +278,8 @@ class APIEngine:
             raise RefusedError(f"refusal: {self._one_line(refusal)}")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         name = field_of(answer, "model", str)
-        reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
-        prompt, written, total = (_count(usage, f"{part}_tokens") for part in ("prompt", "completion", "total"))
+        reasoning_tokens = count_of(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
+        prompt, written, total = (count_of(usage, f"{part}_tokens") for part in ("prompt", "completion", "total"))
         if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
             written = max(written, total - prompt)
         # Many servers send thoughts in a separate field, under two names.
@@ -316,7 +301,7 @@ class APIEngine:
             unfinished=split.unfinished or bool(reasoning_tokens and not split.answer.strip()),
             finish_reason=finish_reason,
             prompt_tokens=prompt,
-            cached_tokens=_count(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
+            cached_tokens=count_of(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
             completion_tokens=written,
             system_fingerprint=self._one_line(state) if state else None,
             answered_by=self._one_line(name) if name not in (None, "", request["model"]) else None,
@@ -325,35 +310,8 @@ class APIEngine:
     def _problem(
         self, status: int, code: str | None, text: object, param: str | None = None, whole: str = ""
     ) -> Exception:
-        """Return the exception for an error status.
-
-        Args:
-            text: the error's message.
-            param: the parameter that the error names.
-            whole: the whole error body.
-        """
-        message = self._one_line(text)
-        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
-        if status < 500 and code in REFUSED:
-            return RefusedError(f"{code}: {message}")
-        is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
-        if status < 500 and not is_for_all and OF_CONTENT.search(message):
-            return RefusedError(message)
-        # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
-        is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
-        is_too_long &= status not in (408, 429) or "too large" in message.lower()
-        if is_too_long and status < 500:
-            hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
-            problem = f"the {self.device} refuses a prompt because it is too long: {message}{hint}"
-            return MalformedError(problem, status, code)
-        if (status in PASSING or status >= 500) and not is_for_all:
-            return UnavailableError(f"the {self.device} answers {status}: {message}")
-        if status not in ENDS_RUN and not is_for_all:
-            details = whole if status in MALFORMED else ""
-            return MalformedError(f"the {self.device} refuses the request: {message}", status, code, param, details)
         has_path = self._client.base_url.path.strip("/") != ""
-        hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
-        return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
+        return problem_of(self.device, status, code, self._one_line(text), param, whole, has_path)
 
     def _one_line(self, message: object) -> str:
         """Return a server's message as one printable line, without the secrets that some servers repeat."""
@@ -366,89 +324,3 @@ class APIEngine:
         if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests report the same problem
             self._noted = time.monotonic()
             print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-def address_of(base_url: str | None) -> dict[str, Any]:
-    """Return the client library's arguments for --base_url; its query (such as Azure's api-version) is always sent."""
-    if base_url is None:
-        return {}
-    parts = urlsplit(base_url)
-    return {"base_url": parts._replace(query="").geturl(), "default_query": dict(parse_qsl(parts.query))}
-
-
-def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """Return the path or name that a server loaded a model from, if its list of models has that (as vLLM's does).
-
-    None if the list has only the model's name, or if there is no list: many proxies have none, and an unavailable
-    server may be back for the real requests.
-    """
-
-    async def ask() -> object:
-        http = ThrottledClient(1, ROOT_SECONDS, lambda note: None)
-        more = {"max_retries": 2, "timeout": ROOT_SECONDS, "http_client": http}
-        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), **more)
-        async with client, asyncio.timeout(3 * ROOT_SECONDS):
-            return await client.get("/models", cast_to=object)
-
-    try:
-        answer = asyncio.run(ask())
-    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # the last two: it is not valid JSON
-        return None
-    for entry in field_of(answer, "data", list) or []:
-        if field_of(entry, "id", str) == model:
-            root = field_of(entry, "root", str) or model
-            return root if root != model and root.isprintable() else None
-    return None
-
-
-def field_of(value: Any, name: str, kind: type[T]) -> T | None:
-    """Return a field of a JSON object; None unless it exists and has the type `kind`."""
-    field = value.get(name) if isinstance(value, dict) else None
-    return field if isinstance(field, kind) else None
-
-
-def _without_inputs(error: Any) -> Any:
-    """Return an error's body without the parts of the request that it repeats, as pydantic's errors do."""
-    if isinstance(error, list):
-        return list(map(_without_inputs, error))
-    if isinstance(error, dict):
-        return {name: _without_inputs(value) for name, value in error.items() if name != "input"}
-    return error
-
-
-def _text_and_thoughts(content: Any) -> tuple[str | None, str]:
-    """Return a message's content as text, also from a list of parts, with the thoughts in it.
-
-    The text is empty if there is none in the list, and None if the content is neither a text nor a list.
-    """
-    if isinstance(content, str | None):
-        return content or "", ""
-    if not isinstance(content, list | dict):
-        return None, ""
-    texts, thoughts = [], []
-    for part in [content] if isinstance(content, dict) else content:
-        kind = field_of(part, "type", str)
-        if kind == "thinking":
-            thought = part.get("thinking")
-            thoughts.append(thought if isinstance(thought, str) else _text_and_thoughts(thought)[0])
-        elif kind in (None, "text", "output_text"):
-            texts.append(part if isinstance(part, str) else field_of(part, "text", str))
-    return "".join(filter(None, texts)), "\n".join(filter(None, thoughts))
-
-
-def _count(usage: dict[str, Any] | None, name: str) -> int | None:
-    """Return a number of tokens; None unless it is a whole number from 0 to `MOST_TOKENS`."""
-    count = field_of(usage, name, int)
-    return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
-
-
-def find_secrets(api_key: str, base_url: str) -> list[str]:
-    """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
-    query = urlsplit(base_url).query
-    values = [value.partition("=")[2] for value in query.split("&") if KEY_IN_QUERY.search(f"?{value}")]
-    secrets = [api_key, *values, *map(unquote, values)]
-    for address in (base_url, *getproxies().values()):
-        login = unquote(urlsplit(address).netloc.rpartition("@")[0])
-        if login:
-            secrets += [b64encode(login.encode()).decode(), login, login.partition(":")[2] or login]
-    return secrets

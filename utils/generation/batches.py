@@ -23,8 +23,10 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
-from utils.files.writing import locked, open_appending, sync, write_line
-from utils.generation.api_engine import AbsentError, APIEngine, field_of
+from utils.files.locks import locked
+from utils.files.writing import open_appending, sync, write_line
+from utils.generation.api_engine import APIEngine
+from utils.generation.api_server import AbsentError, field_of
 from utils.generation.completions import NotStoredError
 from utils.generation.refusals import Refusals
 from utils.generation.requests import Completion, RefusedError, Rendered, Sampling, UnavailableError

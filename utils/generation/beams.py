@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
-from utils.generation.chat import Passages, passages_of
+from utils.generation.requests import Passages, passages_of
 
 CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # smaller batches do not keep a GPU busy
 CUDA_SHARE = 1 / 2  # share of the free memory to use; a step's computation and fragmentation need the rest

@@ -71,7 +71,7 @@ def server_of(args: Namespace, model_addr: str) -> str | None:
 
 def _report(args: Namespace, model_addr: str) -> str | None:
     """Return the identity of the model that an API reports to have loaded under a name; None if it does not say."""
-    from utils.generation.api_engine import ask_for_root  # imports openai
+    from utils.generation.api_server import ask_for_root
 
     root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
     return root and f"{model_addr} ({root})"

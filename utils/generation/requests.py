@@ -105,3 +105,18 @@ class Engine(Protocol):
     async def reward(self, model: str, prompt: Rendered) -> Rewarded: ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Passages:
+    """A prompt for fusion in decoder: passages of the question with one item each, as token ids."""
+
+    parts: tuple[array, ...]
+
+    def __len__(self) -> int:
+        """Return the number of tokens in all passages."""
+        return sum(map(len, self.parts))
+
+
+def passages_of(prompt: array | Passages) -> tuple[array, ...]:
+    return getattr(prompt, "parts", (prompt,))

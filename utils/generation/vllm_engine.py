@@ -8,10 +8,8 @@ import logging
 import multiprocessing
 import os
 import re
-import signal
 import sys
 import tempfile
-import warnings
 from argparse import Namespace
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,6 +27,15 @@ from utils.cli.progress import announce
 from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
+from utils.generation.vllm_processes import (
+    ENGINE_LOG,
+    cores,
+    last_message,
+    quiet_libraries,
+    set_defaults,
+    set_up_engine_process,
+    tie_engine_processes,
+)
 from utils.models.adapters import adapter_base, adapter_config, ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
@@ -45,10 +52,6 @@ BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
 AT_A_TIME = 256  # requests per step on a GPU
 GONE_SECONDS = 30  # to wait for an engine's process to end
-ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
-RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")  # not where to look for one
-SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
-LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
 
 
 class VLLMEngine:
@@ -312,93 +315,6 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     rank = max(rank for adapter in adapters for rank in ranks_of(adapter_config(adapter)))
     fitting = next(size for size in get_args(MaxLoRARanks) if size >= rank)
     return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": len(adapters)}
-
-
-def quiet_libraries(log_level: str) -> None:
-    """Keep vLLM silent below errors, in its own processes too, unless --log_level asks for more."""
-    quiet = log_level == "warning"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    if quiet:
-        os.environ.setdefault("PYTHONWARNINGS", "ignore")
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def set_defaults(on_gpu: bool, engines: int) -> None:
-    """Set vLLM's variables for this number of engines, unless the user has set them.
-
-    On a GPU, FlashInfer's sampler and all-reduce are switched off: they need nvcc and ninja, and vLLM 0.32 crashes
-    without checking for them. Our requests do not use that sampler, and vLLM has its own all-reduce.
-
-    On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
-    for its KV cache. Without binding, an engine needs no process of its own, and it starts in 10 instead of 30 seconds.
-    """
-    if len(os.fsencode(os.environ.get(SOCKETS) or tempfile.gettempdir())) > LONGEST_FOLDER:
-        os.environ[SOCKETS] = "/tmp"
-    if on_gpu:
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
-        return
-    from vllm.utils.cpu_resource_utils import get_memory_node_info
-
-    free = get_memory_node_info().available_memory / 2**30  # respects a container's limit
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // engines)))
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4 / engines)))))  # GiB
-
-
-def last_message(log: str) -> str | None:
-    """Return the last error in a log of vLLM's processes, in one line; None if there is none."""
-    errors = RAISED.findall(Path(log).read_text(encoding="utf-8", errors="replace"))
-    return errors[-1][:300] if errors else None
-
-
-def tie_engine_processes(method: str) -> None:
-    """Set how vLLM starts its processes, and have forked ones call `_set_up_fork` first.
-
-    A fork inherits imports that a spawned process repeats, but must not happen after CUDA has started. On a CPU, it is
-    safe as long as no torch operation has used several threads.
-    """
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
-    if method == "fork":
-        os.register_at_fork(after_in_child=_set_up_fork)  # a second engine repeats this, which is harmless
-
-
-def _set_up_fork() -> None:
-    """Set up a forked process, and reset the signals, warnings and threads that it inherits from the script."""
-    import torch
-
-    set_up_engine_process()  # first, because the rest may fail and leave the process behind
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    # vLLM 0.32 looks for its kernels in all modules, and fails at one of numba, which a search may have imported.
-    sys.modules.pop("llvmlite.binding.ffi", None)
-    if os.environ.get("PYTHONWARNINGS") == "ignore":
-        warnings.simplefilter("ignore")
-    threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number per nesting level
-    torch.set_num_threads(int(threads))
-
-
-def set_up_engine_process() -> None:
-    """Have the kernel kill this process when its parent ends, so that a killed run leaves no GPU occupied.
-
-    In its own process group, it does not get a terminal's or scheduler's signals: the script ends it. vLLM is silenced
-    here, before it sets up its own logging; its messages go to the file that `ENGINE_LOG` names.
-    """
-    import ctypes
-
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpgrp()
-    if path := os.environ.get(ENGINE_LOG):
-        log = os.open(path, os.O_WRONLY | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 
 # Python's spawn imports the script, and so this file, in each of vLLM's processes.

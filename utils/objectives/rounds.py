@@ -23,7 +23,7 @@ from utils.generation.fitting import Fitted, Window
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import metric_behind
 from utils.runs.trace import TRACE, Line, read_trace
-from utils.tables.sample_scores import are_rewards, in_order, read_rewards, read_sample_scores, split
+from utils.tables.best_of_n import are_rewards, in_order, read_rewards, read_sample_scores, split
 from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL

@@ -30,6 +30,7 @@ from utils.scoring.verdicts import Verdict
 CARRIED = ("num_truncated", "num_selected", "num_without_plan")
 
 Scores = dict[str, Any]
+Entry = dict[str, Any]  # of `per_question_scores`
 
 
 def score_file(

@@ -12,8 +12,9 @@ from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
+from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
-from utils.runs.runner import Loop, Run, Servers, make_pieces, models_of
+from utils.runs.runner import Run, Servers, make_pieces, models_of
 from utils.runs.stage import Stage
 from utils.runs.trace import check_trace
 

@@ -8,7 +8,7 @@ from typing import Any
 from utils.cli.errors import printable
 from utils.files.output import Key, Piece
 from utils.generation.calls import Call, prices_of
-from utils.generation.chat import LocalChat
+from utils.generation.local_chat import LocalChat
 from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.runs.stage import Stage

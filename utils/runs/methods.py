@@ -26,8 +26,9 @@ from utils.cli import UserError
 from utils.files.output import NO_ANSWER, Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.parsing import writable
-from utils.runs.ask import Ask, MethodError
+from utils.runs.ask import Ask
 from utils.runs.publishing import sum_calls
+from utils.runs.steps import MethodError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"

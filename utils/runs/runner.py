@@ -7,8 +7,8 @@ once that engine is open; by then, all its earlier calls are in the store.
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,13 @@ from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.ask import Ask, MethodError, Room, Step, Surroundings
+from utils.runs.ask import Ask
 from utils.runs.dry_run import Lacking
+from utils.runs.loop import Loop
 from utils.runs.publishing import publish
 from utils.runs.rendering import Prompts
 from utils.runs.stage import Stage
+from utils.runs.steps import MethodError, Room, Step, Surroundings
 from utils.runs.trace import Trace
 
 AT_ONCE = 16  # concurrent records without an engine, because a method may wait for other things
@@ -90,39 +92,6 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=GRACE)
-
-
-class Loop:
-    """An event loop that is closed without waiting for tasks that ignore their cancellation, as asyncio.run would.
-
-    A bare `except` in a method makes such tasks.
-    """
-
-    def __init__(self) -> None:
-        self._runner, self._task = asyncio.Runner(), None
-        self._runner.get_loop().set_exception_handler(self._report)
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        async def begin() -> Any:
-            self._task = asyncio.current_task()
-            return await work
-
-        return self._runner.run(begin())
-
-    @staticmethod
-    def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "Task was destroyed" not in context["message"]:  # of such a task
-            loop.default_exception_handler(context)
-
-    def close(self) -> None:
-        loop = self._runner.get_loop()
-        while self._task is not None and not self._task.done():  # after a signal; it has engines to close
-            for task in asyncio.all_tasks(loop):
-                task.cancel()
-            with suppress(asyncio.CancelledError, SystemExit):
-                loop.run_until_complete(self._task)
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
 
 
 @dataclass
@@ -289,7 +258,8 @@ class Run:
             return {}, {}
         if never := [role for role in self._problems if role not in self._servers.answered]:
             # A wrong address is more likely than an outage.
-            again = f"tried {self._tries()} times; finished work is kept, run the same command again to resume"
+            tries = max(model.policy.max_retries for model in self.stage.models.values()) + 1
+            again = f"tried {tries} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{self._problems[never[0]]}\n  {again}")
         if self._out is None:
             return left, untried
@@ -334,7 +304,9 @@ class Run:
         elif isinstance(ended, MethodError):
             self.raised[key] = str(ended)
         elif ended is not None:
-            self._end(ended)
+            self._error = self._error or ended
+            for other in self._live:  # calls in flight still finish, and no new calls follow
+                other.end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
             for role, call in ask.lacking if self._is_dry else ():
@@ -372,15 +344,6 @@ class Run:
     def num_requested(self) -> int:
         """Return the number of completions requested so far from this stage's models, also by earlier stages."""
         return sum(completions.requested for completions in {model.completions for model in self.stage.models.values()})
-
-    def _tries(self) -> int:
-        return max(model.policy.max_retries for model in self.stage.models.values()) + 1
-
-    def _end(self, error: Exception) -> None:
-        """End the run: calls in flight still finish, and no new calls follow."""
-        self._error = self._error or error
-        for ask in self._live:
-            ask.end(error)
 
     def finish(self) -> None:
         """Publish the stage's outputs once all records have ended."""

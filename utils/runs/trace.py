@@ -20,7 +20,8 @@ from utils.files.manifest import describe_run, publishing, settings_of
 from utils.files.output import Key, Output
 from utils.files.writing import open_whole, write_line
 from utils.parsing import writable
-from utils.runs.ask import Ask, Step
+from utils.runs.ask import Ask
+from utils.runs.steps import Step
 
 SCRIPT = "utils/runs/trace.py"
 # Fields of a call's record that a line has, if they are there.

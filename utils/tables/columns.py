@@ -13,10 +13,11 @@ from typing import Any
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import ALL, Task
 from utils.cli import UserError
+from utils.records.scores import Entry
 from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
-from utils.tables.system_scores import CONTROL, Board, Entry, System, cluster_names, cluster_of
+from utils.tables.system_scores import CONTROL, Board, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
 T_TEST, PERMUTATION = "t-test p", "permutation p"

@@ -184,3 +184,8 @@ def p_text(p: float | None) -> str:
     if p is None:
         return "–"
     return "<0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def few(names: Iterable[str]) -> str:
+    names = list(map(one_line, names))
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -17,8 +17,9 @@ from utils.records.responses import UNUSABLE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
-from utils.tables.formats import counted, number, p_text, plural
-from utils.tables.system_scores import CONTROL, SELECTED, Board, System, few, when_seen, with_own_groups
+from utils.tables.formats import counted, few, number, p_text, plural
+from utils.tables.groups import with_own_groups
+from utils.tables.system_scores import CONTROL, SELECTED, Board, System, when_seen
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")

@@ -1,7 +1,7 @@
 """The systems of a table: read their score files once, and check that they are comparable."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -9,25 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import ALL, Task
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
-from utils.files.manifest import differing_names, manifest_of, settings_of, short_diff
-from utils.generation.requests import FURTHER, LIMITS
+from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.plans import one_line
-from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
-from utils.tables.formats import plural
+from utils.records.scores import CARRIED, Entry, Scores, read_scores, strategy_in_words
+from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
+from utils.tables.formats import few, plural
+from utils.tables.groups import joined_by, named_group, regrouped, with_own_groups
 
 SELECTED = "selected by score"
 CONTROL = "control"  # in `System.excluded`
 MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
-# The settings of a score file that change verdicts.
-JUDGE_SETTINGS = (
-    "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
-    "constrained_decoding", "reasoning_parser", "dtype",
-)  # fmt: skip
-
-Entry = dict[str, Any]  # an entry of a score file
 
 
 class System:
@@ -138,11 +132,6 @@ def cluster_names(boards: Iterable[Board]) -> str:
     return " or ".join(dict.fromkeys(system.cluster for board in boards for system in board.systems if system.cluster))
 
 
-def few(names: Iterable[str]) -> str:
-    names = list(map(one_line, names))
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
 def add_unscored_argument(parser: argparse._ActionsContainer) -> None:
     """Add the flag --unscored_as_zero."""
     what = "count aspects without a verdict as 0 (default: leave their questions out of the means)"
@@ -156,7 +145,7 @@ def add_board_arguments(parser: argparse._ActionsContainer) -> None:
     add("--by", metavar="NAME",
         help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
         "(default: by group)")
-    add("--groups", nargs="+", type=_group, metavar="NAME=A,B,...",
+    add("--groups", nargs="+", type=named_group, metavar="NAME=A,B,...",
         help="columns that join LaMP-QA's communities, or categories of your own (default: one per category)")
     add("--allow_partial", action="store_true",
         help="allow systems that were not scored on the same questions, and use the common questions (off: refuse)")
@@ -253,72 +242,6 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
     return system
 
 
-def with_own_groups(
-    task: Task, files: Mapping[str, Scores], joined: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Task, dict[str, Scores]]:
-    """Return the task and score files, by path, in which a subgroup that the task does not know is a group of its own.
-
-    The groups are then those of the task that have questions, and the others in the order of the files. UserError if
-    `joined` (see `read_boards`) names a subgroup that no question has.
-    """
-    word, _, subword = task.group_words
-    entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
-    there = dict.fromkeys(map(_subgroup, entries))
-    is_one_group = not any(there) and not any(entry["group"] for entry in entries)
-    if joined and task.overall:
-        raise UserError(f"--groups: not supported for {task.name}; use --by")
-    if unknown := [name for name in joined if name not in there]:
-        names = ", ".join(quote(name) for name in there if name is not None) or "not known"
-        raise UserError(
-            f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {names}"
-        )
-
-    def group_of(entry: Entry) -> str:
-        name = _subgroup(entry)
-        return joined.get(name) or entry["group"] or name or (ALL if is_one_group else f"(no {word})")
-
-    filled = dict.fromkeys(map(group_of, entries))
-    if task.overall or (not joined and filled.keys() <= set(task.groups)):
-        return task, dict(files)
-    ordered = [group for group in task.groups if group in filled]
-    groups = (*ordered, *(group for group in filled if group not in ordered))
-    placed = {path: _regrouped(content, group_of) for path, content in files.items()}
-
-    def place_of(record: dict[str, Any]) -> dict[str, str | None]:
-        place = task.group_of(record)
-        group = group_of(place)
-        return {**place, "group": group if group in groups else None}
-
-    return replace(task, groups=groups, has_own_groups=True, group_of=place_of), placed
-
-
-def _regrouped(scores: Scores, group_of: Callable[[Entry], str]) -> Scores:
-    entries = [{**entry, "group": group_of(entry)} for entry in scores["per_question_scores"]]
-    return {**scores, "per_question_scores": entries}
-
-
-def _subgroup(entry: Entry) -> str | None:
-    name = entry.get("subgroup")
-    return one_line(name) if isinstance(name, str) and name.strip() else None
-
-
-def _group(text: str) -> tuple[str, list[str]]:
-    name, sign, names = text.partition("=")
-    if not (sign and name.strip() and all(map(str.strip, names.split(",")))):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not NAME=A,B,...")
-    return one_line(name), list(map(str.strip, names.split(",")))
-
-
-def joined_by(groups: list[tuple[str, list[str]]] | None) -> dict[str, str]:
-    """Return the group of each name in --groups; UserError if one is in two."""
-    group_of: dict[str, str] = {}
-    for group, names in groups or ():
-        for name in names:
-            if group_of.setdefault(name, group) != group:
-                raise UserError(f"--groups: {quote(name)} is in {group_of[name]} and in {group}; give it once")
-    return group_of
-
-
 def divide(board: Board, name: str) -> Board:
     """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
     task = board.task
@@ -342,7 +265,7 @@ def divide(board: Board, name: str) -> Board:
             system.name,
             divided,
             board.metric_name,
-            {path: _regrouped(content, itemgetter(name)) for path, content in system.files.items()},
+            {path: regrouped(content, itemgetter(name)) for path, content in system.files.items()},
             system.among,
         )
         for system in board.systems
@@ -351,65 +274,6 @@ def divide(board: Board, name: str) -> Board:
 
 
 # Checks that systems are comparable
-
-
-def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
-    """Raise UserError if score files, by path, are of two benchmarks, or, with `alike` "task", of two tasks."""
-    path_of: dict[str, str] = {}
-    for path, content in scores.items():
-        benchmark = tasks()[content["task"]].benchmark if alike == "benchmark" else None
-        path_of.setdefault(benchmark or content["task"], path)
-    if len(path_of) > 1:
-        first, other = list(path_of.values())[:2]
-        raise UserError(
-            f"{other}: has scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
-            f"  a table can have only one {alike}: make a table for each"
-        )
-
-
-def check_same_judge(files: dict[str, Scores]) -> None:
-    """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
-    judged = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    first = max(judged, key=lambda path: len(judged[path]))  # if possible one whose judge is known
-    for path, settings in judged.items():
-        differing = [name for name in differing_names(judged[first], settings) if name in settings]
-        if differing:
-            other = judged[first]
-            both = [(name, short_diff(repr(settings[name]), repr(other[name]), length=100)) for name in differing]
-            pairs = "; ".join(f"{name} {value}, not {first_value}" for name, (value, first_value) in both)
-            raise UserError(
-                f"{path}: judged differently from {first}\n  {pairs}\n"
-                "  these scores are not comparable: judge both alike, or keep them apart"
-            )
-
-
-def _judge_settings(path: str) -> dict[str, Any]:
-    """Return a judge's settings, None for one that its server refused; empty if unknown."""
-    if (manifest := manifest_of(path)) is None:
-        return {}
-    settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
-    for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
-        if name in JUDGE_SETTINGS and name not in LIMITS:
-            settings[name] = None if without == outputs else f"{settings[name]}, but refused for {without} of {outputs}"
-    return settings
-
-
-def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
-    """Raise UserError if judges saw different questions under the same id, as from two datasets."""
-    seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
-    differing, others = [], None
-    for question, paths in questions:
-        shown = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
-        first, first_paths = seen.setdefault(question["id"], (shown, paths))
-        if shown != first:
-            differing.append(question["id"])
-            others = others or (paths, first_paths)
-    if others is not None:
-        raise UserError(
-            f"{few(others[0])}: has other questions than {few(others[1])} under the same ids: {first_five(differing)}\n"
-            "  question or shown text differs (another commit of the dataset?); judge both on the same dataset"
-        )
 
 
 def _check_same_questions(systems: list[System]) -> None:

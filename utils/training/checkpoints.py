@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
+from utils.files.locks import Lock, check_free
 from utils.files.manifest import differences, read_folder_manifest
-from utils.files.writing import STAGED, Lock, check_could_write, check_free, replace_link
+from utils.files.writing import STAGED, check_could_write, replace_link
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 

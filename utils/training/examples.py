@@ -11,8 +11,8 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.flags import Arguments
-from utils.generation.chat import LocalChat, PlainText
 from utils.generation.fitting import Fitted, Window
+from utils.generation.local_chat import LocalChat, PlainText
 from utils.training.checkpoints import Selection
 
 Texts = dict[str, tuple[str, bool]]  # by question id, what the model wrote, and whether it was cut

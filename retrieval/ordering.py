@@ -1,0 +1,121 @@
+"""Put profiles in order, by embeddings or by a ranker that needs no model."""
+
+import argparse
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from retrieval.profiles import dates_of, texts_of
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.cli.progress import Progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from retrieval.embeddings import Embeddings
+    from retrieval.encoder import Encoder
+
+BLOCK = 16_384  # texts embedded before their questions' orders are stored
+
+
+def order_by_ranker(
+    task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
+) -> Iterator[tuple[Record, list[int]]]:
+    """Yield each record with its profile's order (best first), by a ranker that needs no model."""
+    from retrieval import rankers
+
+    with closing(Progress(num_records, "questions")) as progress:
+        for record in records:
+            query, *posts = texts_of(task, record)
+            if args.ranker == "bm25":
+                yield record, rankers.BM25Index(posts).rank(query)
+            elif args.ranker == "bm25-okapi":
+                yield record, rankers.rank_by_bm25_okapi(query, posts)
+            elif args.ranker == "recency":
+                yield record, rankers.rank_by_recency(dates_of(task, record))
+            else:
+                yield record, rankers.rank_at_random(len(posts), args.seed, record["id"])
+            progress.update()
+
+
+def order_by_embeddings(
+    task: Task,
+    records: Iterable[Record],
+    num_texts: int,
+    encoder: "Encoder",
+    batch_size: int | None,
+    kept: "Embeddings | None",
+    counts: dict[str, int],
+) -> Iterator[tuple[Record, list[int]]]:
+    """Yield each record with its profile's order; each distinct text of a block of questions is embedded once.
+
+    Args:
+        num_texts: the number of questions and posts of all records, including repeated texts.
+        kept: where embeddings are looked up and added; None: nowhere.
+        counts: gets "texts_embedded" and, of these, "texts_cut"; with `kept`, also "texts_kept".
+    """
+    import numpy as np
+
+    from retrieval.embeddings import usable_rows
+    from retrieval.encoder import WINDOW, embed_texts
+    from retrieval.rankers import rank_by_embedding
+
+    # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
+    with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
+        for block, row_of in split_into_blocks(task, records):
+            kept_rows = kept.find(list(row_of)) if kept else {}
+            lacking = [text for text in row_of if text not in kept_rows]
+            embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
+            if kept:
+                kept.add(lacking, embeddings)
+                counts["texts_kept"] = counts.get("texts_kept", 0) + len(row_of)
+                rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
+                embeddings = np.stack([rows[text] for text in row_of])
+            counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
+            counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(lacking))  # the other ones
+            usable = usable_rows(embeddings)
+            for record in block:
+                rows_of_record = [row_of[text] for text in texts_of(task, record)]
+                refuse_unusable(record, usable[rows_of_record], encoder.model.config.name_or_path)
+                yield record, rank_by_embedding(embeddings, rows_of_record[0], rows_of_record[1:])
+
+
+def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
+    """Raise UserError, which names the text, unless the question and all posts have usable embeddings."""
+    if not usable.all():
+        number = int(usable.argmin())
+        text = "its question" if number == 0 else f"item {number} of its profile"
+        if number and "id" in (item := record["profile"][number - 1]):
+            text += f" (id {quote(item['id'])})"
+        raise UserError(
+            f"id {quote(record['id'])}: {text}: {model} returns no usable embedding for this text "
+            "(NaN, infinite or all zeros)\n"
+            "  use an undamaged encoder, or another --dtype; finished rankings are kept"
+        )
+
+
+def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:
+    """Yield each record with its order alternating with the order by recency."""
+    from retrieval.rankers import alternate, rank_by_recency
+
+    with closing(orders):
+        for record, order in orders:
+            yield record, alternate(order, rank_by_recency(dates_of(task, record)))
+
+
+def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
+    """Yield blocks of questions, in file order, with a row number per text; a full block has at least `BLOCK`."""
+    block, row_of = [], {}
+    for record in records:
+        block.append(record)
+        for text in texts_of(task, record):
+            row_of.setdefault(text, len(row_of))
+        if len(row_of) >= BLOCK:
+            yield block, row_of
+            block, row_of = [], {}
+    if block:
+        yield block, row_of

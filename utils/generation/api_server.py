@@ -1,0 +1,157 @@
+"""Read what servers behind OpenAI-compatible APIs answer: completions, errors, and the list of their models."""
+
+import asyncio
+import re
+from base64 import b64encode
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.request import getproxies
+
+import openai
+
+from utils.cli import UserError
+from utils.files.manifest import KEY_IN_QUERY
+from utils.generation.refusals import MalformedError, ThrottledClient
+from utils.generation.requests import RefusedError, UnavailableError
+
+T = TypeVar("T")
+ROOT_SECONDS = 5  # for the list of models, which is optional
+MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
+# Error codes about one prompt's content.
+REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
+OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
+# Error codes, and words of messages, about every request.
+FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")
+OF_ALL = re.compile(
+    r"(?i)\b(?:credits?|balance|billing|quota|payment|subscription|arrear\w*|suspended|deactivated)\b|api.key"
+    r"|(?:invalid|unknown) model|model (?:name )?(?:not|does not) exist"
+)
+PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
+MALFORMED = (400, 422)  # statuses of a malformed request
+NO_SUCH_PATH = (404, 405)
+ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
+TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
+
+
+class AbsentError(UserError):
+    """The API has no such model, file or batch, or no such interface."""
+
+
+def address_of(base_url: str | None) -> dict[str, Any]:
+    """Return the client library's arguments for --base_url; its query (such as Azure's api-version) is always sent."""
+    if base_url is None:
+        return {}
+    parts = urlsplit(base_url)
+    return {"base_url": parts._replace(query="").geturl(), "default_query": dict(parse_qsl(parts.query))}
+
+
+def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
+    """Return the path or name that a server loaded a model from, if its list of models has that (as vLLM's does).
+
+    None if the list has only the model's name, or if there is no list: many proxies have none, and an unavailable
+    server may be back for the real requests.
+    """
+
+    async def ask() -> object:
+        http = ThrottledClient(1, ROOT_SECONDS, lambda note: None)
+        more = {"max_retries": 2, "timeout": ROOT_SECONDS, "http_client": http}
+        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), **more)
+        async with client, asyncio.timeout(3 * ROOT_SECONDS):
+            return await client.get("/models", cast_to=object)
+
+    try:
+        answer = asyncio.run(ask())
+    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # the last two: it is not valid JSON
+        return None
+    for entry in field_of(answer, "data", list) or []:
+        if field_of(entry, "id", str) == model:
+            root = field_of(entry, "root", str) or model
+            return root if root != model and root.isprintable() else None
+    return None
+
+
+def field_of(value: Any, name: str, kind: type[T]) -> T | None:
+    """Return a field of a JSON object; None unless it exists and has the type `kind`."""
+    field = value.get(name) if isinstance(value, dict) else None
+    return field if isinstance(field, kind) else None
+
+
+def without_inputs(error: Any) -> Any:
+    """Return an error's body without the parts of the request that it repeats, as pydantic's errors do."""
+    if isinstance(error, list):
+        return list(map(without_inputs, error))
+    if isinstance(error, dict):
+        return {name: without_inputs(value) for name, value in error.items() if name != "input"}
+    return error
+
+
+def text_and_thoughts(content: Any) -> tuple[str | None, str]:
+    """Return a message's content as text, also from a list of parts, with the thoughts in it.
+
+    The text is empty if there is none in the list, and None if the content is neither a text nor a list.
+    """
+    if isinstance(content, str | None):
+        return content or "", ""
+    if not isinstance(content, list | dict):
+        return None, ""
+    texts, thoughts = [], []
+    for part in [content] if isinstance(content, dict) else content:
+        kind = field_of(part, "type", str)
+        if kind == "thinking":
+            thought = part.get("thinking")
+            thoughts.append(thought if isinstance(thought, str) else text_and_thoughts(thought)[0])
+        elif kind in (None, "text", "output_text"):
+            texts.append(part if isinstance(part, str) else field_of(part, "text", str))
+    return "".join(filter(None, texts)), "\n".join(filter(None, thoughts))
+
+
+def count_of(usage: dict[str, Any] | None, name: str) -> int | None:
+    """Return a number of tokens; None unless it is a whole number from 0 to `MOST_TOKENS`."""
+    count = field_of(usage, name, int)
+    return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
+
+
+def find_secrets(api_key: str, base_url: str) -> list[str]:
+    """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
+    query = urlsplit(base_url).query
+    values = [value.partition("=")[2] for value in query.split("&") if KEY_IN_QUERY.search(f"?{value}")]
+    secrets = [api_key, *values, *map(unquote, values)]
+    for address in (base_url, *getproxies().values()):
+        login = unquote(urlsplit(address).netloc.rpartition("@")[0])
+        if login:
+            secrets += [b64encode(login.encode()).decode(), login, login.partition(":")[2] or login]
+    return secrets
+
+
+def problem_of(
+    server: str, status: int, code: str | None, message: str, param: str | None, whole: str, has_path: bool
+) -> Exception:
+    """Return the exception for an error status.
+
+    Args:
+        server: its name, for the message.
+        message: the error's, in one line.
+        param: the parameter that the error names.
+        whole: the whole error body.
+        has_path: whether --base_url has a path.
+    """
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
+    if status < 500 and code in REFUSED:
+        return RefusedError(f"{code}: {message}")
+    is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
+    if status < 500 and not is_for_all and OF_CONTENT.search(message):
+        return RefusedError(message)
+    # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
+    is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
+    is_too_long &= status not in (408, 429) or "too large" in message.lower()
+    if is_too_long and status < 500:
+        hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
+        problem = f"the {server} refuses a prompt because it is too long: {message}{hint}"
+        return MalformedError(problem, status, code)
+    if (status in PASSING or status >= 500) and not is_for_all:
+        return UnavailableError(f"the {server} answers {status}: {message}")
+    if status not in ENDS_RUN and not is_for_all:
+        details = whole if status in MALFORMED else ""
+        return MalformedError(f"the {server} refuses the request: {message}", status, code, param, details)
+    hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
+    return (AbsentError if status == 404 else UserError)(f"the {server} answers {status}: {message}{hint}")

@@ -1,0 +1,341 @@
+"""Render messages with the chat template of a local model, and count its tokens."""
+
+import math
+import re
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import date
+from functools import cached_property, lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from prompts import Messages
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.cli.progress import announce
+from utils.generation.requests import Rendered
+from utils.generation.thinking import own_parser
+from utils.models.adapters import adapter_base
+from utils.models.hub import pinned_source
+from utils.models.loading import (
+    TOKENIZER_FILES,
+    blaming,
+    check_special_tokens,
+    check_tokens,
+    loading,
+    longest_sequence,
+)
+from utils.parsing.thoughts import CLOSING
+
+COUNTED = 50_000  # messages whose lengths are remembered
+# Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
+CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
+BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
+# Some templates write today's date. Here it is always the one that Llama 3's own templates have without a clock, so
+# that prompts do not change from day to day, or between training and answering.
+TEMPLATE_DATE = "2024-07-26"
+CLOCK = "strftime_now"  # a template's function for today's date
+PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
+
+
+def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
+    """Return `fold`'s arguments for the first form of messages that a template renders without dropping or moving text.
+
+    A template may put a system message at the beginning anywhere (Mistral's puts it into the last user message).
+    `render` may raise anything; only a UserError ends the run.
+    """
+    forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
+    forms.append((("system", "user"), 1, True))  # of a template for single questions
+    for roles, num_systems, alternates in forms:
+        messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
+        try:
+            text = render(fold(messages, num_systems, alternates))
+        except UserError:
+            raise
+        except Exception:
+            continue
+        first, *others = (text.find(message["content"]) for message in messages)
+        if -1 not in (first, *others) and others == sorted(others):
+            return num_systems, alternates
+    return 0, True
+
+
+def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
+    """Convert messages to a form that a template accepts, keeping the order of the texts.
+
+    Args:
+        num_systems: a system message is kept only among this many messages at the beginning. Any other one becomes a
+            user message, and the text of a user message behind it is added to it.
+        alternates: user and assistant must alternate, beginning with the user. A first message of the assistant becomes
+            a user message, and neighbours of one role are merged.
+    """
+    folded: Messages = []
+    is_refused = False  # whether the message before was a refused system message
+    for number, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        merges, is_refused = is_refused or alternates, role == "system" and number >= num_systems
+        if is_refused or (alternates and role == "assistant" and all(kept["role"] == "system" for kept in folded)):
+            role = "user"
+        if merges and folded and folded[-1]["role"] == role:
+            content = f"{folded.pop()['content']}\n\n{content}"
+        folded.append({"role": role, "content": content})
+    return folded
+
+
+def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
+    """Return the chat of a local model, with a message: the first one imports transformers, which takes seconds."""
+    announce(f"loading the tokenizer of {model_addr}")
+    return LocalChat(model_addr, *args, **settings)
+
+
+def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
+    """Load a model's tokenizer and config, an adapter's from its base model if it lacks them; UserError if missing."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    base = adapter_base(model_addr) or model_addr
+    with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+    source = pinned_source(base, cache_dir)
+    with loading(base, "config.json"):
+        config = AutoConfig.from_pretrained(base, **source).get_text_config()
+    with loading(with_tokenizer, *TOKENIZER_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+        tokenizer("text")  # checks some fields that loading does not
+    if not tokenizer.encode("text", add_special_tokens=False):  # without its file, transformers makes an empty one
+        raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+    return tokenizer, config
+
+
+class Counting:
+    """Adds a cached version of the subclass's `count`, and defaults."""
+
+    count: Callable[[str], int]
+    date: str | None = None  # the date that the template writes
+    end_of_turn: int | None = None
+
+    @property
+    def dated(self) -> dict[str, str]:
+        """Return the date as a field of manifests; empty if the template writes none."""
+        return {"template_date": self.date} if self.date else {}
+
+    @cached_property
+    def count_again(self) -> Callable[[str], int]:
+        """`count` with a cache, for the messages of a history that several questions share."""
+        return lru_cache(COUNTED)(self.count)
+
+
+class LocalChat(Counting):
+    """Renders messages with a model's chat template.
+
+    Attributes:
+        model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
+        counter: how tokens are counted, for the manifest.
+        num_tokens: the number of tokens that the model has; None if its config does not say.
+        variables: the template's variables besides the messages.
+        date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
+        prompt_end: the text that the template adds after the user's.
+        own_parser: the model's reasoning parser in vLLM, by its files.
+
+    Raises:
+        UserError: model files are damaged; or the chat template is missing, one of several without a default, fails,
+            leaves out the user's text, or does not know one of the `variables` (such variables are ignored with
+            `only_known`). Rendering raises it for a text with a token that the model lacks.
+
+    A control token in a message is rendered as characters, so that no text can end its turn. Only the beginning of the
+    assistant's turn may end a thought.
+    """
+
+    counter = "the model's tokenizer"
+    behind = ""  # added to each prompt
+    _clock: dict[str, Callable[[str], str]] = {}  # noqa: RUF012 (never changed)
+
+    def __init__(
+        self,
+        model_addr: str,
+        cache_dir: str | None = None,
+        variables: dict[str, Any] | None = None,
+        only_known: bool = False,
+    ):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        if not (template := self.tokenizer.chat_template):
+            raise UserError(f"{self.tokenizer.name_or_path}: has no chat template; use an instruction-tuned model")
+        if isinstance(template, dict) and "default" not in template:
+            raise UserError(
+                f"{self.tokenizer.name_or_path}: none of its chat templates ({', '.join(template)}) is named default\n"
+                "  in a copy of its folder, save the one to use as chat_template.jinja"
+            )
+        self.model_limit = longest_sequence(config)
+        self.variables = self._choose_variables(variables or {}, only_known)
+        if CLOCK in self.tokenizer.get_chat_template():
+            self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
+            try:
+                self._clock = {CLOCK: date.fromisoformat(self.date).strftime}
+            except ValueError:
+                raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
+        self.prompt_end = self._check_template()
+        if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
+            end = quote(self.prompt_end.strip())
+            problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
+            print(f"note: {model_addr}: {problem}", file=sys.stderr)
+        self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
+
+    def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
+        """Return the variables that the template knows; another one would silently change nothing."""
+        text = self.tokenizer.get_chat_template()
+        chosen = {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", text)}
+        unknown = sorted(variables.keys() - chosen.keys())
+        if unknown and not only_known:
+            name = unknown[0]
+            flag = name if name == "reasoning_effort" else f"chat_template_kwargs: {name}"
+            remedy = "leave it out, or check the name in the model card"
+            raise UserError(f"--{flag}: {self._template} has no such variable\n  {remedy}")
+        return chosen
+
+    def _check_template(self) -> str:
+        """Check the template, and return the text that it adds after the user's."""
+        question = "c0ffee question"
+        with self._blaming_template():
+            text = self._apply([{"role": "user", "content": question}])
+            self._encode_all([text])
+        if question not in text:
+            raise UserError(f"{self._template}: drops the user's text; use another model")
+        return text.rpartition(question)[2]
+
+    def render(self, messages: Messages) -> array:
+        """Return the token ids of the whole prompt, up to the assistant's turn, or with its beginning."""
+        return self._encode_all([self._text(messages)])[0]
+
+    def render_dialogue(self, messages: Messages) -> array:
+        """Return the token ids of a whole dialogue, with the end of the assistant's last turn."""
+        with self._blaming_template():
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            return self._encode_all([self._apply(fold(texts, *self._form), asks=False)])[0]
+
+    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
+        """Render groups of prompts; they are tokenized together, on all cores."""
+        ids = iter(self._encode_all([self._text(messages) for group in groups for messages in group]))
+        return [[next(ids) for _ in group] for group in groups]
+
+    def _text(self, messages: Messages) -> str:
+        begun = ""
+        if messages[-1]["role"] == "assistant":
+            *messages, last = messages
+            parts = re.split(f"({CLOSING.pattern})", last["content"])
+            begun = "".join(part if CLOSING.fullmatch(part) else self._as_text(part) for part in parts)
+        with self._blaming_template():
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            return self._apply(fold(texts, *self._form)) + self.behind + begun
+
+    def _apply(self, messages: Messages, asks: bool = True) -> str:
+        """Return the template's text for messages, up to the assistant's turn if it `asks`."""
+        variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables, **self._clock}
+        return self.tokenizer.apply_chat_template(messages, **variables)
+
+    def _blaming_template(self) -> AbstractContextManager[None]:
+        return blaming(lambda: f"{self._template} fails")
+
+    @property
+    def _template(self) -> str:
+        folder = self.tokenizer.name_or_path
+        files = ("chat_template.jinja", "tokenizer_config.json")
+        return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
+
+    def _as_text(self, text: str) -> str:
+        """Return a text of the data with its control tokens broken, for `_encode_all`."""
+        text = text.replace(BREAK, "")
+        while self._marks.search(text):  # again, because a part may be another mark, as in <<s>>
+            text = self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text)
+        return text
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """The texts that the tokenizer reads as control tokens."""
+        marks = {
+            token.content: number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if len(token.content) > 1 and (token.special or CONTROL.fullmatch(token.content))
+        }
+        broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
+        unknown = self.tokenizer.unk_token
+        if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids and mark != unknown]:
+            problem = f"its tokenizer reads {stuck[0]} in any text as a control token"
+            print(f"note: {self.tokenizer.name_or_path}: {problem}", file=sys.stderr)
+        longest_first = sorted(marks, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def _encode_all(self, texts: list[str]) -> list[array]:
+        """Return the token ids of texts, encoding the parts around each `BREAK` separately, without special tokens."""
+        if not texts:
+            return []
+        if any(BREAK in text for text in texts):
+            parts = [text.split(BREAK) for text in texts]
+            encoded = iter(self._encode_all([*chain.from_iterable(parts)]))
+            return [array("i", chain.from_iterable(next(encoded) for _ in pieces)) for pieces in parts]
+        if backend := getattr(self.tokenizer, "backend_tokenizer", None):
+            backend.no_truncation()
+            backend.no_padding()
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [self._checked(encoding.ids) for encoding in encodings]
+        return [self._checked(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    def _checked(self, ids: Sequence[int]) -> array:
+        """Return token ids as they are held; UserError if the model lacks one."""
+        check_tokens(ids, self.tokenizer, self.num_tokens)
+        return array("i", ids)
+
+    @cached_property
+    def _form(self) -> tuple[float, bool]:
+        """The template's form of messages. Some refuse the system role (Gemma 2), some silently drop its text."""
+        return find_form(self._apply)
+
+    def render_reply(self, text: str) -> array:
+        """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
+        if self.end_of_turn is None:
+            raise UserError(f"{self._template} ends no turn, and its tokenizer_config.json has no eos_token")
+        return self._checked([*self.render_option(text), self.end_of_turn])
+
+    def render_option(self, text: str) -> array:
+        """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.
+
+        The prompt ends where a turn begins, so the text has the same tokens after the prompt as alone.
+        """
+        return self._encode_all([self._as_text(text)])[0]
+
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The token that the chat template puts after the assistant's text, at which generation stops."""
+        marker = "c0ffee reply"
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+        with self._blaming_template():
+            after = self._apply(messages, asks=False).rpartition(marker)[2]
+        added = self.tokenizer.added_tokens_decoder
+        ids = self.tokenizer.encode(after, add_special_tokens=False)
+        special = (token for token in ids if token in added and added[token].special)
+        return next(special, self.tokenizer.eos_token_id)
+
+    def length(self, rendered: Rendered) -> int:
+        return len(rendered)
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text within a message."""
+        return len(self._encode_all([self._as_text(text)])[0])
+
+
+class PlainText(LocalChat):
+    """Renders only the last message of a prompt, with the end-of-text token; training had no instructions."""
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        self.model_limit = None  # T5's positions are relative
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
+
+    def render(self, messages: Messages) -> array:
+        return self.render_reply(messages[-1]["content"])
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.tokenizer.eos_token_id

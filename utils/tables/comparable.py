@@ -1,0 +1,77 @@
+"""Check that score files are comparable: same judge, same questions."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.cli.errors import first_five
+from utils.files.manifest import differing_names, manifest_of, short_diff
+from utils.generation.requests import FURTHER, LIMITS
+from utils.records.scores import Entry, Scores, strategy_in_words
+from utils.tables.formats import few
+
+# The settings of a score file that change verdicts.
+JUDGE_SETTINGS = (
+    "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
+    "constrained_decoding", "reasoning_parser", "dtype",
+)  # fmt: skip
+
+
+def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
+    """Raise UserError if score files, by path, are of two benchmarks, or, with `alike` "task", of two tasks."""
+    path_of: dict[str, str] = {}
+    for path, content in scores.items():
+        benchmark = tasks()[content["task"]].benchmark if alike == "benchmark" else None
+        path_of.setdefault(benchmark or content["task"], path)
+    if len(path_of) > 1:
+        first, other = list(path_of.values())[:2]
+        raise UserError(
+            f"{other}: has scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
+            f"  a table can have only one {alike}: make a table for each"
+        )
+
+
+def check_same_judge(files: dict[str, Scores]) -> None:
+    """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
+    judged = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
+    first = max(judged, key=lambda path: len(judged[path]))  # if possible one whose judge is known
+    for path, settings in judged.items():
+        differing = [name for name in differing_names(judged[first], settings) if name in settings]
+        if differing:
+            other = judged[first]
+            both = [(name, short_diff(repr(settings[name]), repr(other[name]), length=100)) for name in differing]
+            pairs = "; ".join(f"{name} {value}, not {first_value}" for name, (value, first_value) in both)
+            raise UserError(
+                f"{path}: judged differently from {first}\n  {pairs}\n"
+                "  these scores are not comparable: judge both alike, or keep them apart"
+            )
+
+
+def _judge_settings(path: str) -> dict[str, Any]:
+    """Return a judge's settings, None for one that its server refused; empty if unknown."""
+    if (manifest := manifest_of(path)) is None:
+        return {}
+    settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
+    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
+    for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
+        if name in JUDGE_SETTINGS and name not in LIMITS:
+            settings[name] = None if without == outputs else f"{settings[name]}, but refused for {without} of {outputs}"
+    return settings
+
+
+def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
+    """Raise UserError if judges saw different questions under the same id, as from two datasets."""
+    seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
+    differing, others = [], None
+    for question, paths in questions:
+        shown = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
+        first, first_paths = seen.setdefault(question["id"], (shown, paths))
+        if shown != first:
+            differing.append(question["id"])
+            others = others or (paths, first_paths)
+    if others is not None:
+        raise UserError(
+            f"{few(others[0])}: has other questions than {few(others[1])} under the same ids: {first_five(differing)}\n"
+            "  question or shown text differs (another commit of the dataset?); judge both on the same dataset"
+        )

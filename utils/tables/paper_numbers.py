@@ -1,0 +1,85 @@
+"""The numbers in the papers' tables, to be shown beside the systems'."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from utils.benchmarks.task import Task
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.files.json_files import read_json
+from utils.tables.columns import MACRO
+from utils.tables.formats import number
+
+Place = tuple[str, str]  # method and column
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One of the paper's tables, for one model."""
+
+    model: str
+    title: str
+    methods: list[str]
+    scores: dict[Place, float]
+    daggers: set[Place]
+    misprints: dict[Place, str]
+    decimals: int  # of a printed score
+    other_model: str  # how the model differs from the systems' models, in words; empty if it does not
+
+    def printed(self, method: str, column: str) -> str:
+        dagger = "†" if (method, column) in self.daggers else ""
+        return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
+
+    def rows_beside(self, names: Collection[str]) -> list[str]:
+        """Return the methods with their own rows: those without a system of the same name, if the model differs."""
+        return [method for method in self.methods if method not in names] if self.other_model else []
+
+
+def read_paper(
+    task: Task, metric: str, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
+) -> Paper:
+    """Read a paper's table for a model, to show its numbers beside the systems with the same names.
+
+    Args:
+        metric: its name, which some tables name.
+        shown: the table's column names by the paper's, for a benchmark of several tasks (see `Task.scored_by`).
+    """
+    missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
+    if task.files.paper_results is None:
+        raise missing
+    data = read_json(task.files.paper_results)
+    # A table of a single task or metric names it.
+    wanted = {"task": task.name, "strategy": metric}
+    tables = {
+        name: entry
+        for name, entry in data["tables"].items()
+        if all(entry.get(key, value) == value for key, value in wanted.items())
+    }
+    if table not in tables:
+        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}'s {metric}"
+        raise UserError(
+            f"--paper_table {quote(table)}: the paper has no such table{of}; the tables are {', '.join(tables)}"
+        )
+    models = tables[table]["models"]
+    if model not in models:
+        raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
+    methods = models[model]
+    if not methods.keys() & set(names):
+        raise UserError(
+            f"--paper: no --system has the name of a method in the paper; its methods are {', '.join(methods)}"
+        )
+    columns = [(shown or {}).get(column, column) for column in data["columns"]]
+    # If the user's data add a category, the paper's average is not comparable.
+    own = {MACRO} if {*task.groups} - {*columns} else set()
+    scores, daggers = {}, set()
+    for method, printed in methods.items():
+        placed = zip(columns, printed["scores"], strict=True)
+        scores |= {(method, column): score for column, score in placed if score is not None and column not in own}
+        marks = zip(columns, printed.get("daggers", ()), strict=False)
+        daggers |= {(method, column) for column, dagger in marks if dagger}
+    if shown is not None and not {column for _, column in scores} & set(shown.values()):
+        raise missing
+    notes = (entry for entry in data["misprints"] if table in entry["tables"] and entry["model"] == model)
+    misprints = {(entry["method"], entry["column"]): entry["note"] for entry in notes}
+    title, other_model = f"{tables[table]['title']}, {model}", data["other_models"].get(model, "")
+    return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model)
