@@ -89,7 +89,7 @@ class Prompt:
             paragraphs = [(text, _NAME.findall(text)) for text in part.split("\n\n")]
             kept = [text for text, names in paragraphs if not names or any(values[name] for name in names)]
             filled = substitute("\n\n".join(text for text in kept if not _INSERTED.fullmatch(text)))
-            for anchor, text in (found.groups() for found in map(_INSERTED.fullmatch, kept) if found):
+            for anchor, text in (inserted.groups() for inserted in map(_INSERTED.fullmatch, kept) if inserted):
                 before, anchor, after = filled.partition(anchor)
                 filled = before + anchor + substitute(text) + after
             return filled
@@ -178,8 +178,8 @@ def _placeholders(name: str) -> frozenset[str]:
 
 
 def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> None:
-    found = [name for name in _NAME.findall(text) if not exact or name in names]
-    if sorted(found) != sorted(names):
+    in_text = [name for name in _NAME.findall(text) if not exact or name in names]
+    if sorted(in_text) != sorted(names):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
         others = "" if exact else " and no other name in braces"
         raise UserError(f"{where}: must contain each of {wanted} exactly once{others}")
@@ -209,8 +209,8 @@ def join_posts(texts: list[str]) -> str:
 def _check_folder(folder: Path, shipped: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"--prompts_dir {folder}: no such folder")
-    known = {path.name for path in shipped.glob("*.txt")}
+    known_names = {path.name for path in shipped.glob("*.txt")}
     names = {file.name for file in folder.glob("*.txt")}
-    if not names or names - known:
-        problem = f"{min(names - known)} is not the name of a prompt" if names else "has no prompts"
-        raise UserError(f"--prompts_dir {folder}: {problem}; the names are {', '.join(sorted(known))}")
+    if not names or names - known_names:
+        problem = f"{min(names - known_names)} is not the name of a prompt" if names else "has no prompts"
+        raise UserError(f"--prompts_dir {folder}: {problem}; the names are {', '.join(sorted(known_names))}")

@@ -59,7 +59,12 @@ def choose_pooling(
     prefixes = _read(name, "config_sentence_transformers.json", cache_dir, _prefixes_of) or MEAN.prefixes
     modules = None
     if mode is None or normalize is None:
-        modules = _read(name, "modules.json", cache_dir, lambda found: [(_kind(one), one["path"]) for one in found])
+
+        def kinds_and_paths(entries: list[dict[str, str]]) -> list[tuple[str, str]]:
+            # Only a class's name is the same in all versions of the library; its Python module is not.
+            return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in entries]
+
+        modules = _read(name, "modules.json", cache_dir, kinds_and_paths)
     if modules is None:
         return Pooling(mode or MEAN.mode, bool(normalize), prefixes)
     kinds = [kind for kind, _ in modules]
@@ -80,11 +85,6 @@ def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
         return "" if name is None else "" + prompts[name]
 
     return prefix(QUERY), prefix(PASSAGE)
-
-
-def _kind(module: dict[str, str]) -> str:
-    """Return a module's class name without its Python module, which differs between versions of the library."""
-    return module["type"].rpartition(".")[2]
 
 
 def _read_mode(name: str, path: str, cache_dir: str | None) -> str:

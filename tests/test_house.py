@@ -18,7 +18,7 @@ FLOORS = [  # from the bottom up; a library imports from those below it, and fro
     ("utils.models",),
     ("utils.scoring", "prompts"),
     ("utils.generation",),
-    ("utils.planner", "utils.benchmarks"),
+    ("utils.benchmarks",),
     ("utils.records",),
     ("utils.tables", "retrieval", "utils.training"),
     ("utils.runs", "utils.methods"),
@@ -108,7 +108,7 @@ CORE = (
 )  # fmt: skip
 EXTRAS = (  # data of one's own, people, the report, batches, and encoder-decoders
     "utils.building", "utils.personas", "utils.objectives", "utils.generation.batches",
-    "utils.tables.pages", "utils.tables.raters", "utils.tables.rating_study", "utils.tables.report_page",
+    "utils.tables.pages", "utils.tables.rater_tables", "utils.tables.rater", "utils.tables.rating_study", "utils.tables.report_page",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="skip questions whose history ends at a message that does not exist (off: an error)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
-        return args.source_dir is None and isinstance(first_part(args), kind)
+        return args.source_dir is None and isinstance(next(iter(datasets()[args.dataset][1].values()))[0], kind)
 
     without_effect = parser.without_effect
     without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
@@ -75,10 +75,6 @@ def datasets() -> dict[str, tuple[Task, Mapping[str, Sequence[Published]]]]:
     """Return each dataset's task and published parts, by name: those of every task, then further ones."""
     further = {name: (task, parts) for task in tasks().values() for name, parts in task.files.also_published().items()}
     return {name: (task, task.files.published()) for name, task in tasks().items()} | further
-
-
-def first_part(args: argparse.Namespace) -> Published:
-    return next(iter(datasets()[args.dataset][1].values()))[0]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -99,8 +99,8 @@ def read_messages(source: str, function_name: str) -> dict[str, str]:
     if not functions:
         raise LookupError(f"has no function {function_name}")
     constants = {name: value for name, value in assigned(tree.body).items() if isinstance(value, ast.expr)}
-    its = assigned(ast.walk(functions[0]))
-    variables = {name: value for name, value in its.items() if isinstance(value, ast.JoinedStr | ast.Subscript)}
+    in_function = assigned(ast.walk(functions[0]))
+    variables = {name: value for name, value in in_function.items() if isinstance(value, ast.JoinedStr | ast.Subscript)}
     messages: dict[str, ast.expr] = {}
     for node in (node for node in ast.walk(functions[0]) if isinstance(node, ast.Dict)):
         entries = {getattr(key, "value", None): value for key, value in zip(node.keys, node.values, strict=True)}
@@ -108,14 +108,14 @@ def read_messages(source: str, function_name: str) -> dict[str, str]:
             if role in messages:
                 raise LookupError(f"{function_name} has two messages of the role {role}")
             messages[role] = entries["content"]
-    known = constants | variables
-    return {role: text_of(node, known) for role, node in messages.items()}
+    values = constants | variables
+    return {role: text_of(node, values) for role, node in messages.items()}
 
 
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
     """Return the value last assigned to each name."""
-    found = [node for node in nodes if isinstance(node, ast.Assign)]
-    return {target.id: node.value for node in found for target in node.targets if isinstance(target, ast.Name)}
+    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
+    return {target.id: node.value for node in assignments for target in node.targets if isinstance(target, ast.Name)}
 
 
 def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:

@@ -17,9 +17,11 @@ FIRST = "LaMP-QA"  # the benchmark of a record or score file that names none
 @cache
 def tasks() -> "dict[str, Task]":
     """Return all benchmarks by name, `FIRST` first: the TASK, or the TASKS, of each file in this folder."""
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
-    found = {task.name: task for one in modules for task in vars(one).get("TASKS", [vars(one).get("TASK")]) if task}
-    return {FIRST: found.pop(FIRST), **found}
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    by_name = {
+        task.name: task for module in modules for task in vars(module).get("TASKS", [vars(module).get("TASK")]) if task
+    }
+    return {FIRST: by_name.pop(FIRST), **by_name}
 
 
 def metric_names() -> list[str]:

@@ -75,16 +75,16 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
 def number_in(record: Mapping[str, Any], field: str) -> float | None:
     """Return a field's number, from 0 up; None if the field is absent or holds no such number."""
     try:
-        found = float(str(record.get(field)).strip().removesuffix("%"))
+        number = float(str(record.get(field)).strip().removesuffix("%"))
     except ValueError:
         return None
-    return found if 0 <= found < math.inf else None
+    return number if 0 <= number < math.inf else None
 
 
 def selection_of(response: dict[str, Any]) -> dict[str, Any]:
     """Return the sample number and score that utils/select_responses.py adds to a selected response, or nothing."""
-    its = {name: response[name] for name in ("sample", "score") if name in response}
-    return its if len(its) == 2 else {}
+    selection = {name: response[name] for name in ("sample", "score") if name in response}
+    return selection if len(selection) == 2 else {}
 
 
 def is_unicode(text: str) -> bool:

@@ -48,15 +48,10 @@ _CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
 
 def candidates(text: str) -> str:
     """Return the titles of the two references; ValueError if the text does not end in them."""
-    found = _CANDIDATES.search(text)
-    if found is None:
+    match = _CANDIDATES.search(text)
+    if match is None:
         raise ValueError('does not end with the titles to choose from: [1]: "..." [2]: "..."')
-    return f"{found[1]} {found[2]}"
-
-
-def one_after_the_other(posts: list[str]) -> str:
-    """Join the statements of items as LaMP does."""
-    return ", and ".join(posts)
+    return f"{match[1]} {match[2]}"
 
 
 def convert_movies(question: dict[str, Any], where: str) -> Record:
@@ -87,7 +82,7 @@ make = partial(
     make_task,
     benchmark="LaMP",
     facts="utils/benchmarks/lamp.py",
-    join=one_after_the_other,
+    join=", and ".join,
     item_date=dated("date"),
     date_field="date",
     user_field="user_id",

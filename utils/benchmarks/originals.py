@@ -25,8 +25,8 @@ def after(anchor: str) -> Callable[[str], str]:
     """Return a query function: it returns the text after the first `anchor`, or raises ValueError."""
 
     def query(text: str) -> str:
-        _, found, rest = text.partition(anchor)
-        if not found:
+        _, separator, rest = text.partition(anchor)
+        if not separator:
             raise ValueError(f"has no {anchor!r} before its text")
         return rest.strip()
 
@@ -68,8 +68,8 @@ def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, di
 
     An answer selected by its score keeps sample number and score, as in a response file.
     """
-    its = ((record["id"], responses[record["id"]]) for record in records)
-    golds = [{"id": key, "output": one["output"], **selection_of(one)} for key, one in its]
+    firsts = {record["id"]: responses[record["id"]] for record in records}
+    golds = [{"id": key, "output": first["output"], **selection_of(first)} for key, first in firsts.items()]
     return json.dumps({"task": original_name(name), "golds": golds}, ensure_ascii=False, indent=2) + "\n"
 
 

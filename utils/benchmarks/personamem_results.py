@@ -113,9 +113,9 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
     if not is_unicode(text):
         raise UserError(f"{where}: column {column!r} has half a character (a lone surrogate)")
     if column != "p":
-        found = parse_letter(split_thoughts(text).answer)
-        reason = {} if found.value else {"reason": found.reason}
-        return question_id, {"output": found.value, "raw": text, **reason}
+        parsed = parse_letter(split_thoughts(text).answer)
+        reason = {} if parsed.value else {"reason": parsed.reason}
+        return question_id, {"output": parsed.value, "raw": text, **reason}
     letter = _LETTER.fullmatch(text)
     if letter is None and text.strip():
         raise UserError(f"{where}: column 'p' is {quote(text)}, not one of the letters {', '.join(LETTERS)}")

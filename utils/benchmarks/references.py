@@ -39,7 +39,7 @@ def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
     make = partial(
         _metric,
         compute=lambda record, response: references.read_label(response, labels),
-        details=lambda record, found: {"reference": record["target"], "label": found or ""},
+        details=lambda record, label: {"reference": record["target"], "label": label or ""},
         score=lambda details: int(details["reference"] == details["label"]),
         unreadable=("label", ""),
     )
@@ -56,8 +56,8 @@ def rating_metrics() -> dict[str, Metric]:
         rating = references.read_rating(response)
         return "unreadable" if rating is None else rating  # None would be no verdict
 
-    def details(record: Record, found: float | str | None) -> dict[str, Any]:
-        rating = found if isinstance(found, float) else None
+    def details(record: Record, rating_read: float | str | None) -> dict[str, Any]:
+        rating = rating_read if isinstance(rating_read, float) else None
         return {"reference": references.read_rating(record["target"]), "rating": rating}
 
     make = partial(
@@ -88,7 +88,7 @@ def _text_metric(name: str, compare: Callable[[str, str], float]) -> Metric:
     return _metric(
         name,
         compute=lambda record, response: compare(record["target"], response),
-        details=lambda record, found: {"score": 0.0 if found is None else found},
+        details=lambda record, similarity: {"score": 0.0 if similarity is None else similarity},
         score=score,
     )
 
@@ -114,14 +114,14 @@ def _metric(
     def entry(record: Record, verdicts: list[Verdict]) -> Entry:
         [verdict] = verdicts
         answered = is_answered(verdict)
-        found = details(record, verdict["value"] if answered else None)
-        number = score(found)
-        return {"answered": answered, "score": number, "details": [{"score": number, **found, **origin(verdict)}]}
+        values = details(record, verdict["value"] if answered else None)
+        number = score(values)
+        return {"answered": answered, "score": number, "details": [{"score": number, **values, **origin(verdict)}]}
 
     def score_of(its_details: list[Any], unscored_as_zero: bool = False) -> float:
         try:
-            [found] = its_details
-            return score(found)
+            [values] = its_details
+            return score(values)
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"field 'details' lacks the values that {name} is computed from") from None
 

@@ -63,7 +63,8 @@ def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -
     the question's first version, would reveal what only the judge may see.
     """
     own, posts = shingles(body), index.earlier(author, date, most)
-    kept = [post for post in posts if not is_repost(own, shingles(post.body))]
+    others = ((post, shingles(post.body)) for post in posts)
+    kept = [post for post, other in others if len(own & other) <= MOST * min(len(own), len(other))]
     items = [
         {
             "id": post.id,
@@ -83,21 +84,16 @@ def shingles(text: str) -> set[tuple[str, ...]]:
     return set(zip(*(words[start:] for start in range(SHINGLE)), strict=False))
 
 
-def is_repost(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
-    """Return whether two posts, given by their shingles, share most of the shorter one."""
-    return len(one & other) > MOST * min(len(one), len(other))
-
-
 def text_key(record_id: str, *texts: str) -> tuple[str, int]:
     """Return the key of a model's output about a post, which changes with the post's text."""
-    found = hashlib.sha256("\0".join(texts).encode()).digest()
-    return record_id, int.from_bytes(found[:6], "big")  # exact as a float, which JSON readers may use
+    digest = hashlib.sha256("\0".join(texts).encode()).digest()
+    return record_id, int.from_bytes(digest[:6], "big")  # exact as a float, which JSON readers may use
 
 
 def split_of(author: str, seed: int, validation_share: float, test_share: float) -> str:
     """Draw an author's split by a hash of seed and author, so that it does not change when data are added."""
-    found = hashlib.sha256(f"{seed}:{author}".encode()).digest()
-    drawn = int.from_bytes(found[:8], "big") / 2**64
+    digest = hashlib.sha256(f"{seed}:{author}".encode()).digest()
+    drawn = int.from_bytes(digest[:8], "big") / 2**64
     if drawn < test_share:
         return "test"
     return "validation" if drawn < test_share + validation_share else "train"

@@ -27,7 +27,7 @@ def find_evidence(evidence: str, post: str) -> tuple[str, str]:
 def _find_in_order(parts: list[str], post: str) -> list[str]:
     """Return the post's words for each part that has a word; empty unless each part follows the one before."""
     text, places = _simplify(post)
-    found, begin = [], 0
+    quoted, begin = [], 0
     for part in (_simplify(part)[0].strip() for part in parts):
         if not re.search(r"\w", part):  # a full stop is in every post
             continue
@@ -35,19 +35,19 @@ def _find_in_order(parts: list[str], post: str) -> list[str]:
         if match is None:
             return []
         begin = match.end()
-        found.append(post[places[match.start()] : places[begin - 1] + 1])
-    return found
+        quoted.append(post[places[match.start()] : places[begin - 1] + 1])
+    return quoted
 
 
 def _simplify(text: str) -> tuple[str, list[int]]:
     """Return the text without quotation marks and repeated white space, and the original index of each character."""
     kept = [(" " if mark.isspace() else mark, place) for place, mark in enumerate(text) if mark not in _QUOTES]
-    kept = [one for before, one in zip([("", 0), *kept], kept, strict=False) if (before[0], one[0]) != (" ", " ")]
+    kept = [after for before, after in zip([("", 0), *kept], kept, strict=False) if (before[0], after[0]) != (" ", " ")]
     return "".join(mark for mark, _ in kept), [place for _, place in kept]
 
 
 def keep_found(aspects: list[dict[str, str]], post: str) -> tuple[list[dict[str, str]], list[str]]:
     """Return the aspects with evidence in the post, in the post's words, and how each aspect's evidence was found."""
-    found = [find_evidence(aspect["evidence"], post) for aspect in aspects]
-    kept = [{**aspect, "evidence": text} for aspect, (text, _) in zip(aspects, found, strict=True) if text]
-    return kept, [how for _, how in found]
+    quotations = [find_evidence(aspect["evidence"], post) for aspect in aspects]
+    kept = [{**aspect, "evidence": text} for aspect, (text, _) in zip(aspects, quotations, strict=True) if text]
+    return kept, [how for _, how in quotations]

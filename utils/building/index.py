@@ -98,10 +98,10 @@ class PostIndex:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return counts by input: questions kept, and posts dropped by reason."""
-        found: dict[str, Counter[str]] = {}
+        by_input: dict[str, Counter[str]] = {}
         for identity, counts in self._inputs():
-            found.setdefault(identity[0], Counter()).update(counts)
-        return {name: dict(counts) for name, counts in found.items()}
+            by_input.setdefault(identity[0], Counter()).update(counts)
+        return {name: dict(counts) for name, counts in by_input.items()}
 
     def communities(self) -> list[str]:
         """Return the communities that have posts, sorted."""
@@ -206,8 +206,8 @@ def _identity(path: Path) -> list[Any]:
         files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).exists() else [path]
         for file in files:
             check_readable(file)
-        found = [file.stat() for file in files]
+        statuses = [file.stat() for file in files]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     name = f"{path.resolve().parent.name}/{path.name}"
-    return [name, *(number for one in found for number in (one.st_size, one.st_mtime_ns))]
+    return [name, *(number for status in statuses for number in (status.st_size, status.st_mtime_ns))]

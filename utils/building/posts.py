@@ -148,7 +148,7 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     community, number = _SEPQA_ID.fullmatch(record["id"]).groups()
     account, seconds = record.get("user_id"), record.get("timestamp")
     given = (record.get(name) for name in ("title", "text"))
-    title, text = (writable(one).strip() if isinstance(one, str) else "" for one in given)
+    title, text = (writable(value).strip() if isinstance(value, str) else "" for value in given)
     date = _date_of(seconds) if type(seconds) is int else None
     if type(account) is not int or account < 0:
         counts["without author"] += 1
@@ -165,10 +165,10 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
 def _date_of(seconds: int) -> str | None:
     """Return a date in the form of `iso_date` from seconds since 1970; None if out of range."""
     try:
-        found = datetime.fromtimestamp(seconds, UTC)
+        time = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
         return None
-    return found.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return time.replace(tzinfo=None).isoformat(timespec="milliseconds")
 
 
 def iso_date(text: str) -> str | None:

@@ -24,8 +24,8 @@ the number."""
 
 
 def read_mark(text):
-    found = re.fullmatch(r"\D*(10|[1-9])\D*", text)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"\D*(10|[1-9])\D*", text)
+    return int(match[1]) if match else None
 
 
 async def answer(record, ask):

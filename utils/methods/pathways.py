@@ -65,8 +65,8 @@ Combine the parts of them that best serve these preferences into one answer. Wri
 
 
 def read_step(text):
-    found = re.match(rf"\W*({'|'.join(OPERATIONS)})\b\W*(.*)", text.strip(), re.DOTALL | re.IGNORECASE)
-    return found and (found[1].lower(), found[2].strip())
+    match = re.match(rf"\W*({'|'.join(OPERATIONS)})\b\W*(.*)", text.strip(), re.DOTALL | re.IGNORECASE)
+    return match and (match[1].lower(), match[2].strip())
 
 
 async def follow(posts, path, paths, steps, ask):
@@ -86,9 +86,9 @@ async def answer(record, ask):
     posts = record.best(ask.num_contexts)
     paths, steps = (int(ask.settings.get(name, default)) for name, default in (("paths", 4), ("steps", 3)))
     preferences = await ask(PREFERENCES, items=posts, max_tokens=256) if posts else None
-    found = await asyncio.gather(*(follow(posts, path, paths, steps, ask) for path in range(1, paths + 1)))
-    answers = [text for text, _ in found if text is not None]
-    ask.note(preferences=preferences, num_steps=[number for _, number in found])
+    outcomes = await asyncio.gather(*(follow(posts, path, paths, steps, ask) for path in range(1, paths + 1)))
+    answers = [text for text, _ in outcomes if text is not None]
+    ask.note(preferences=preferences, num_steps=[number for _, number in outcomes])
     if len(answers) < 2:
         return answers[0] if answers else None
     listed = "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(answers, 1))

@@ -31,13 +31,13 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     """
     if cut and json_text.may_be_draft(text):
         return nothing(json_text.DRAFT)
-    found, text = json_text.own_object(json_text.keep_commands(text), _FIELD)
+    entry, text = json_text.own_object(json_text.keep_commands(text), _FIELD)
     truncated = False
-    if found is not None:
-        if not isinstance(found.value, str | list | dict):
-            return nothing(f"{ANSWER_FIELD} is {json.dumps(found.value)}, not a text")
-        value = "\n".join(_lines(found.value))
-        how = found.how if isinstance(found.value, str) else "repaired"
+    if entry is not None:
+        if not isinstance(entry.value, str | list | dict):
+            return nothing(f"{ANSWER_FIELD} is {json.dumps(entry.value)}, not a text")
+        value = "\n".join(_lines(entry.value))
+        how = entry.how if isinstance(entry.value, str) else "repaired"
     else:
         starts = _FIELD.value_starts(text)
         if not starts:

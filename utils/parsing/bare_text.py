@@ -36,10 +36,10 @@ class LabelParser:
         body = plain(text)
         if body in self.labels and not (cut and body[-1].isalnum()):
             return Parsed(body, "strict", None)
-        found = list(self._names.finditer(body))
-        if cut and not _is_first(found, body):
+        matches = list(self._names.finditer(body))
+        if cut and not _is_first(matches, body):
             return nothing(_BREAKS_OFF.format("a label"))
-        return _only([self._longest_first[one.lastindex - 1] for one in found], "label")
+        return _only([self._longest_first[match.lastindex - 1] for match in matches], "label")
 
 
 def words_of(label: str) -> str:
@@ -65,9 +65,9 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
     return _only([match[1] for match in ratings], "rating")
 
 
-def _is_first(found: list[re.Match[str]], text: str) -> bool:
+def _is_first(matches: list[re.Match[str]], text: str) -> bool:
     """Return whether the text begins with the first match and continues after it."""
-    return bool(found) and re.search(r"\w", text[: found[0].start()]) is None and found[0].end() < len(text)
+    return bool(matches) and re.search(r"\w", text[: matches[0].start()]) is None and matches[0].end() < len(text)
 
 
 def _only(named: list[str], what: str) -> Parsed:

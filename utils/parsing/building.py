@@ -34,10 +34,10 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    found, text = json_text.own_object(text, _NEEDS)
-    if found is not None:
-        value = _boolean(found.value)
-        how = found.how if value is found.value else "repaired"
+    entry, text = json_text.own_object(text, _NEEDS)
+    if entry is not None:
+        value = _boolean(entry.value)
+        how = entry.how if value is entry.value else "repaired"
         return _no_boolean(_NEEDS) if value is None else Parsed(value, how, None)
     if not (starts := _NEEDS.value_starts(text)):
         return json_text.missing(text, _NEEDS)
@@ -49,12 +49,12 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
     text = json_text.own_turn(json_text.keep_commands(text))
-    found = json_text.last_object(text, _ENOUGH, _ASPECTS)
-    if found is None:
+    entry = json_text.last_object(text, _ENOUGH, _ASPECTS)
+    if entry is None:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
-    listed, enough = _ASPECTS.value_in(found.content), _ENOUGH.value_in(found.content)
+    listed, enough = _ASPECTS.value_in(entry.content), _ENOUGH.value_in(entry.content)
     if _boolean(enough) is False:
-        return Parsed([], found.how, None)
+        return Parsed([], entry.how, None)
     if enough is not None and _boolean(enough) is None:
         return _no_boolean(_ENOUGH)
     if not isinstance(listed, list) or not listed:
@@ -62,7 +62,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
     aspects = [_aspect(item) for item in listed]
     if None in aspects:
         return nothing(f"aspect {aspects.index(None)} lacks 'aspect', 'evidence' or 'reason'")
-    return Parsed(aspects, "repaired" if enough is None else found.how, None)
+    return Parsed(aspects, "repaired" if enough is None else entry.how, None)
 
 
 def _aspect(item: Any) -> dict[str, str] | None:

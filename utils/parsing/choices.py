@@ -43,9 +43,9 @@ class Choice:
         """
         if cut and json_text.may_be_draft(text):
             return nothing(json_text.DRAFT)
-        found, text = json_text.own_object(unicodedata.normalize("NFKC", text), self.field)
-        if found is not None:
-            written, how = json.dumps(found.value, ensure_ascii=False), found.how
+        entry, text = json_text.own_object(unicodedata.normalize("NFKC", text), self.field)
+        if entry is not None:
+            written, how = json.dumps(entry.value, ensure_ascii=False), entry.how
         elif starts := self.field.value_starts(text):
             written, how = text[starts[-1] :] + ("…" if cut else ""), "repaired"
         else:

@@ -120,8 +120,8 @@ def last_object(text: str, *fields: Field) -> Found | None:
 def own_object(text: str, field: Field) -> tuple[Found | None, str]:
     """Return `last_object` of the model's own turn, "repaired" if a made-up turn follows, and that turn's text."""
     own = own_turn(text)
-    found = last_object(own, field)
-    return (replace(found, how="repaired") if found and own != text else found), own
+    entry = last_object(own, field)
+    return (replace(entry, how="repaired") if entry and own != text else entry), own
 
 
 def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -69,11 +69,11 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
 def _array_texts(text: str, pos: int) -> list[str]:
     """Return the complete texts of a JSON array; the first starts at `pos`."""
-    found = []
+    texts = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
-        found.append(unescape(keep_commands(match[1])))
+        texts.append(unescape(keep_commands(match[1])))
         pos = match.end() if match[2] else len(text)
-    return found
+    return texts
 
 
 def _plan_title(line: str) -> str:

@@ -91,10 +91,10 @@ class Profile(Sequence):
     @property
     def messages(self) -> Messages:
         """Return all messages before the question; UserError if the context has fewer."""
-        found, end = self._file.read(self.reference["context"])[0], self.reference["end"]
-        if end > len(found):
-            raise UserError(f"{self._where}: its 'end' is {end}, but its context has {len(found)} messages")
-        return found[:end]
+        messages, end = self._file.read(self.reference["context"])[0], self.reference["end"]
+        if end > len(messages):
+            raise UserError(f"{self._where}: its 'end' is {end}, but its context has {len(messages)} messages")
+        return messages[:end]
 
     def by(self, unit: str) -> "Profile":
         """Return the same history in chronological order, with items of this unit."""
@@ -149,10 +149,10 @@ class Profile(Sequence):
         context_id, places = self.reference["context"], self._items[number]
         messages, sessions = self._file.read(context_id)
         session = sessions[places[0]]
-        found = {"text": "\n".join(messages[place]["content"] for place in places), "session": session}
+        item = {"text": "\n".join(messages[place]["content"] for place in places), "session": session}
         if self._unit == "message":
-            return {"id": f"{context_id}:{places[0]}", "role": messages[places[0]]["role"], **found, "places": places}
-        return {"id": f"{context_id}:s{session}", **found, "places": places}
+            return {"id": f"{context_id}:{places[0]}", "role": messages[places[0]]["role"], **item, "places": places}
+        return {"id": f"{context_id}:s{session}", **item, "places": places}
 
 
 def open_profile(record: Record, dataset: Path) -> Profile:
@@ -211,7 +211,7 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
         if context_id not in file:
             raise UserError(f"id {quote(record['id'])}: {file.path} has no context {quote(context_id)}")
         placed.append((numbers[context_id], end, record))
-    placed.sort(key=lambda one: one[:2])
+    placed.sort(key=lambda candidate: candidate[:2])
     referring = []
     for _, end, record in placed:
         context_id = record["profile"]["context"]

@@ -146,10 +146,6 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
 def select_questions(
     records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
 ) -> list[Record]:
-    """Return those of the first `limit` records that are in the shard, in file order."""
-    return [r for r in records[:limit] if shard_of(r["id"], num_shards) == shard_index]
-
-
-def shard_of(question_id: str, num_shards: int) -> int:
-    """Return a question's shard, by a hash of its id, so that the file's order does not matter."""
-    return int.from_bytes(hashlib.sha256(question_id.encode()).digest()[:8], "big") % num_shards
+    """Return those of the first `limit` records that are in the shard, by a hash of the id, in file order."""
+    digests = ((record, hashlib.sha256(record["id"].encode()).digest()) for record in records[:limit])
+    return [record for record, digest in digests if int.from_bytes(digest[:8], "big") % num_shards == shard_index]

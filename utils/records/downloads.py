@@ -55,7 +55,9 @@ def make_file(
         stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
     }
     are_finished = [is_made_alike(made, own, overwrite) for made, own in {path: settings, **responses}.items()]
-    if all(are_finished) and (beside is None or holds_its_contexts(beside, path)):
+    if all(are_finished) and (
+        beside is None or (beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256"))
+    ):
         print(f"{path}: already exists, left alone")
         return
     started = time.monotonic()
@@ -92,11 +94,6 @@ def describe_figures(figures: dict[str, Any]) -> str:
     if published["number"] != figures["questions"]:
         notes.append(f"{published['source']} says {published['number']}")
     return "".join(f"; {note}" for note in notes)
-
-
-def holds_its_contexts(beside: Path, path: Path) -> bool:
-    """Return whether the histories beside a finished file are those that it was made with."""
-    return beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256")
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:

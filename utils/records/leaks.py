@@ -13,9 +13,9 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
     texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
     whole = "\n".join(texts)  # searched at once, because hardly any text is found
-    hidden = [(name, its) for name, its in hidden if its in whole]
+    hidden = [(name, hidden_text) for name, hidden_text in hidden if hidden_text in whole]
     for text in texts if hidden else ():
-        yield from dict.fromkeys(name for name, its in hidden if its in text)
+        yield from dict.fromkeys(name for name, hidden_text in hidden if hidden_text in text)
 
 
 def padded(text: str) -> str:

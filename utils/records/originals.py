@@ -8,7 +8,7 @@ PersonaMem: a table of questions, and a file of histories.
 
 import codecs
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,10 @@ def read_originals(
             raise UserError(f"{where}: found {kind(row)}, expected a question object")
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
-            row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
+            if (row_id := str(row.get("id"))) not in golds:
+                problem = f"{outputs_addr} has no answer for it; give the outputs of the same split"
+                raise UserError(f"{where} (id {quote(row.get('id'))}): {problem}")
+            row = {**row, "output": golds[row_id]}
         record = task.files.convert(row, where) if task.files.convert else row
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
@@ -101,12 +104,6 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
             raise UserError(f"{path}: two answers with id {quote(gold_id)}; ids must be unique")
         golds[gold_id] = gold["output"]
     return golds
-
-
-def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, outputs_addr: str | Path) -> dict[str, Any]:
-    if str(row.get("id")) not in golds:
-        raise UserError(f"{where}: {outputs_addr} has no answer for it; give the outputs of the same split")
-    return {**row, "output": golds[str(row["id"])]}
 
 
 def rows_of(path: Path) -> Iterator[Any]:

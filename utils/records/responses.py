@@ -209,18 +209,17 @@ def refuse_gaps(path: str | Path) -> None:
         )
 
 
-def is_by_encoder_decoder(path: str | Path) -> bool:
-    """Return whether answers are by beam search, as LaMP's own are, according to the manifest; False if unknown."""
-    return Path(path).is_file() and "num_beams" in settings_of(path)  # the file's reader reports a missing file
-
-
 def default_metric(task: Task, paths: Iterable[str]) -> str:
     """Return the default metric of these response files: the task's first, or first official one for encoder-decoders.
 
     UserError if the files are of both kinds and their metrics differ.
     """
     ours, official = (task.metric_names(is_official)[0] for is_official in (False, True))
-    metrics = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
+    if ours == official:
+        return ours
+    # LaMP's own answers are by beam search. A missing file is reported by its reader.
+    is_by_beams = [Path(path).is_file() and "num_beams" in settings_of(path) for path in paths]
+    metrics = {official if is_official else ours for is_official in is_by_beams}
     if len(metrics) > 1:
         raise UserError(
             f"--response_addr: some files are by an encoder-decoder, which is scored by {official}, and some are not\n"

@@ -37,7 +37,7 @@ def score_file(
     task: Task,
     name: str,
     records: list[Record],
-    asked: Collection[str],
+    asked_ids: Collection[str],
     verdicts: dict[Key, Verdict],
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
@@ -54,7 +54,7 @@ def score_file(
     per_question = [
         {**identity(task, metric, record), **metric.entry(record, metric.merge_draws([verdicts[key] for key in keys]))}
         for record in records
-        if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked)
+        if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked_ids)
     ]
     scores = {} if task.name == FIRST else {"task": task.name}
     scores |= metric.summarize(per_question) | metric.describe_uncertainty(per_question) | head

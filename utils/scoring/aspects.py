@@ -50,10 +50,12 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
     """Return the `question_score` of an entry's details, None without any; ValueError if the details are invalid."""
-    if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
+    if not all(
+        isinstance(detail, dict) and "score" in detail and isinstance(detail.get("aspect"), str) for detail in details
+    ):
         raise ValueError("field 'details' is not a list of scored aspects")
-    between = any("probabilities" in one or "drawn" in one for one in details)
-    return question_score([one["score"] for one in details], unscored_as_zero, between) if details else None
+    between = any("probabilities" in detail or "drawn" in detail for detail in details)
+    return question_score([detail["score"] for detail in details], unscored_as_zero, between) if details else None
 
 
 def in_words(verdict: float | None) -> str:
@@ -63,7 +65,7 @@ def in_words(verdict: float | None) -> str:
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a score file's head: `summarize_scores` of the questions with aspects, and the ids of the others."""
-    asked = [question for question in per_question if question["details"]]
-    as_zero = mean([score_of(question["details"], True) for question in asked])
+    judged = [question for question in per_question if question["details"]]
+    as_zero = mean([score_of(question["details"], True) for question in judged])
     without = [question["id"] for question in per_question if not question["details"]]
-    return {**summarize_scores(asked), "score_unscored_as_zero": as_zero, "questions_without_aspects": without}
+    return {**summarize_scores(judged), "score_unscored_as_zero": as_zero, "questions_without_aspects": without}

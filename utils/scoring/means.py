@@ -44,7 +44,9 @@ def macro_f1(labels: Sequence[str]) -> Pooled:
         import numpy as np
 
         # Floats that hold whole numbers, because numpy multiplies matrices of floats fast.
-        reference, response = (np.array([[float(pair[i] == one) for one in labels] for pair in pairs]) for i in (0, 1))
+        reference, response = (
+            np.array([[float(pair[i] == label) for label in labels] for pair in pairs]) for i in (0, 1)
+        )
         hits, named = counts @ (reference * response), counts @ (reference + response)
         return (2 * hits / np.maximum(named, 1)).mean(axis=1)
 

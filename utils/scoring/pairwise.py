@@ -41,13 +41,13 @@ def result_by_default(answered: Sequence[bool]) -> str:
     return "win" if answered[0] else "loss"
 
 
-def pair_result(one: str | None, other: str | None) -> str | None:
+def pair_result(first: str | None, second: str | None) -> str | None:
     """Return the first system's result: a tie if the preference flips with the order, None if a verdict is missing."""
-    if one is None or other is None:
+    if first is None or second is None:
         return None
-    if one != other:
+    if first != second:
         return "tie"
-    return "win" if one == "first" else "loss"
+    return "win" if first == "first" else "loss"
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,13 +25,13 @@ class Estimate(NamedTuple):
 
 def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
     """Estimate two raters' kappa (Cohen 1960) from each question's pairs of values; `steps`: they are on a scale."""
-    return _estimate([[(one, other, 1.0) for one, other in pairs] for pairs in questions], steps, less=0)
+    return _estimate([[(value, other, 1.0) for value, other in pairs] for pairs in questions], steps, less=0)
 
 
 def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: bool = False) -> Estimate:
     """Estimate alpha (Krippendorff 2011) from each question's rated items; an item is a list of two or more values."""
     met = [
-        [(one, other, 1 / (len(values) - 1)) for values in things for one, other in permutations(values, 2)]
+        [(value, other, 1 / (len(values) - 1)) for values in things for value, other in permutations(values, 2)]
         for things in questions
     ]
     return _estimate(met, steps, less=1)
@@ -47,8 +47,8 @@ def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
         return Estimate(None, None)
     tables = np.zeros((len(questions), len(order), len(order)))  # per question, the weight of each pair
     for table, met in zip(tables, questions, strict=True):
-        for one, other, weight in met:
-            table[order.index(one), order.index(other)] += weight
+        for value, other, weight in met:
+            table[order.index(value), order.index(other)] += weight
     apart = np.subtract.outer(order, order)
     distances = apart**2 if steps else apart != 0
     number = len(questions)

@@ -74,10 +74,10 @@ def average(verdicts: Sequence[Verdict]) -> Verdict:
     if not is_answered(verdicts[0]):
         return verdicts[0]
     drawn = [verdict["value"] for verdict in verdicts]
-    known = [value for value in drawn if value is not None]
-    reason = {} if known else {"reason": verdicts[0]["reason"]}
-    spread = stdev(known) if len(known) > 1 else None
-    return {"value": fmean(known) if known else None, **reason, "drawn": drawn, "spread": spread}
+    values = [value for value in drawn if value is not None]
+    reason = {} if values else {"reason": verdicts[0]["reason"]}
+    spread = stdev(values) if len(values) > 1 else None
+    return {"value": fmean(values) if values else None, **reason, "drawn": drawn, "spread": spread}
 
 
 def summarize_probability(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -244,18 +244,13 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:
-        text += describe_agreement(scores, "majority" if metric.is_share else "means")
+        alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
+        merged, agreement = "majority" if metric.is_share else "means", "none" if alpha is None else f"{alpha:.3f}"
+        text += f"; {merged} of {scores['num_verdicts']} verdicts, self-agreement {agreement}"
+        text += f", {counted(missing, 'verdict')} missing" if missing else ""
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text
-
-
-def describe_agreement(scores: Scores, merged: str) -> str:
-    """Describe how several verdicts were merged, the judge's agreement with itself, and the missing verdicts."""
-    alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
-    agreement = "none" if alpha is None else f"{alpha:.3f}"
-    text = f"; {merged} of {scores['num_verdicts']} verdicts, self-agreement {agreement}"
-    return text + (f", {counted(missing, 'verdict')} missing" if missing else "")
 
 
 def describe_average(task: Task, scores: Scores) -> str:

@@ -22,8 +22,8 @@ _TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(e
 # Per scale, the question to the rater, the possible values in the order of the page's buttons, and whether these are
 # steps, so that some are nearer to each other than others.
 SCALES = {
-    name: {"asks": its["asks"], "choices": dict(its["choices"]), "steps": its.get("steps", True)}
-    for name, its in _TEXTS["scales"].items()
+    name: {"asks": scale["asks"], "choices": dict(scale["choices"]), "steps": scale.get("steps", True)}
+    for name, scale in _TEXTS["scales"].items()
 }
 
 
@@ -47,7 +47,7 @@ def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str
     ranked = []
     for group in set(group_of.values()):
         ids = sorted((chance[question_id], question_id) for question_id in group_of if group_of[question_id] == group)
-        ranked += [((i + 0.5) / len(ids), *its) for i, its in enumerate(ids)]
+        ranked += [((i + 0.5) / len(ids), *chance_and_id) for i, chance_and_id in enumerate(ids)]
     return [question_id for *_, question_id in sorted(ranked)][:number]
 
 

@@ -94,8 +94,8 @@ def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] |
 
 def history_of(question_id: str, datasets: Datasets) -> Profile | None:
     """Return the history that a question shares with others (the same in all datasets), or None."""
-    found = (profiles.get(question_id) for profiles in datasets.profiles.values())
-    return next((profile for profile in found if isinstance(profile, Profile)), None)
+    candidates = (profiles.get(question_id) for profiles in datasets.profiles.values())
+    return next((profile for profile in candidates if isinstance(profile, Profile)), None)
 
 
 # The texts of a question
@@ -112,8 +112,8 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
         if has_options(task, record):
             texts["options"] = list(task.options.texts(record).items())
         if (profile := history_of(question_id, datasets)) is not None:
-            known = [number for number, side in enumerate(sides) if question_id in side.responses]
-            used = {number: items_used(sides[number], question_id, datasets) or [] for number in known}
+            answering = [number for number, side in enumerate(sides) if question_id in side.responses]
+            used = {number: items_used(sides[number], question_id, datasets) or [] for number in answering}
             texts["turns"] = show_history(profile, task.evidence_position(record), used)
         yield texts
 
@@ -131,15 +131,21 @@ def describe_answer(
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
-    known = [entry for entry in entries if entry is not None]
-    whole = any(map(is_whole, known))
+    scored_entries = [entry for entry in entries if entry is not None]
+    whole = any(map(is_whole, scored_entries))
     # For a verdict on the whole answer: one per metric, None for a metric without scores.
-    details = [entry and entry["details"][0] for entry in entries] if whole else known[0]["details"] if known else []
+    details = (
+        [entry and entry["details"][0] for entry in entries]
+        if whole
+        else scored_entries[0]["details"]
+        if scored_entries
+        else []
+    )
     return {
         "output": answer["output"],
         # Otherwise the raw text repeats the answer; with options the answer is only a part of it.
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
-        "answered": known[0]["answered"] if known else True,
+        "answered": scored_entries[0]["answered"] if scored_entries else True,
         "level": whole,
         "notes": answer_notes(answer, len(others), task.item_words),
         "noted": json.dumps(answer["notes"], ensure_ascii=False, indent=2) if answer.get("notes") else None,
@@ -147,7 +153,10 @@ def describe_answer(
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
-        "verdicts": [one and [one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in details],
+        "verdicts": [
+            detail and [detail["score"], as_text(detail.get("raw")), as_text(detail.get("reason"))]
+            for detail in details
+        ],
     }
 
 
@@ -234,8 +243,8 @@ def score_panels(board: Board) -> list[Shown]:
     """Return mean scores with 95% intervals, one panel each: groups with questions, questions of no group, average."""
     task, systems = board.task, list(map(board.system, board.rows))
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
-    asked = {entry["group"] for system in systems for entry in system.questions}
-    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * any(unplaced)
+    groups = {entry["group"] for system in systems for entry in system.questions}
+    shown = [group for group in task.groups if group in groups] + [UNKNOWN] * any(unplaced)
     shown += columns_of(task)[len(task.groups) :]
     points = [
         points_of(system) | {UNKNOWN: point_of(system, [scored(entries)])}
@@ -259,17 +268,19 @@ def division_panels(board: Board) -> Iterator[Shown]:
 
 def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
     """Return a row per group and subgroup, with a cell per system: [mean or None, number of scores]."""
-    found: dict[tuple[str, str], list[Shown]] = {}
+    by_subgroup: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
-            found.setdefault((question["group"], question["subgroup"]), []).append(question)
+            by_subgroup.setdefault((question["group"], question["subgroup"]), []).append(question)
     order = [*task.groups, UNKNOWN]
     rows = []
-    for (group, subgroup), its in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        by_system = zip(*(question["scores"] for question in its), strict=True)
-        known = [[score for score in scores if score is not None] for scores in by_system]
-        cells = [[mean(scores), len(scores)] for scores in known]
-        rows.append({"subgroup": subgroup, "group": group, "questions": len(its), "cells": cells})
+    for (group, subgroup), members in sorted(
+        by_subgroup.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+    ):
+        by_system = zip(*(question["scores"] for question in members), strict=True)
+        usable = [[score for score in scores if score is not None] for scores in by_system]
+        cells = [[mean(scores), len(scores)] for scores in usable]
+        rows.append({"subgroup": subgroup, "group": group, "questions": len(members), "cells": cells})
     return rows
 
 
@@ -291,11 +302,11 @@ def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Reco
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
     """Return any of "no answer" (the system failed) and "unscored" (the judge failed: a verdict is missing)."""
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
-    found = [] if (answer["output"] or "").strip() else ["no answer"]
+    failed = [] if (answer["output"] or "").strip() else ["no answer"]
     entries = side.entries(question_id, boards) if side.verdicts else []
-    if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
-        found.append("unscored")
-    return found
+    if any(entry is None or any(detail["score"] is None for detail in entry["details"]) for entry in entries):
+        failed.append("unscored")
+    return failed
 
 
 # The page

@@ -77,16 +77,12 @@ def _excluded(path: str, scores: Scores) -> str | None:
         return CONTROL
     if shown := [name for origin in origins if when_seen(origin) == "test" for name in origin["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
-    if selected := [origin["selected_by"] for origin in origins if "selected_by" in origin]:
-        return _selected(selected[0], scores, made["settings"].get("judge"))
-    return SELECTED if scores.get("num_selected") else None
-
-
-def _selected(by: dict[str, Any], scores: Scores, judge: str | None) -> str:
+    if (by := next((origin["selected_by"] for origin in origins if "selected_by" in origin), None)) is None:
+        return SELECTED if scores.get("num_selected") else None
     which = f"{by['which']} by {by['strategy']}"
     if by["strategy"] != strategy_in_words(scores):
         return which
-    if by.get("identity") != judge:
+    if by.get("identity") != made["settings"].get("judge"):
         return f"{which}, another judge"
     return f"{'upper' if by['which'] == 'best' else 'lower'} bound, {which}"
 
