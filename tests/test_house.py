@@ -108,7 +108,7 @@ CORE = (
 )  # fmt: skip
 EXTRAS = (  # data of one's own, people, the report, batches, and encoder-decoders
     "utils.building", "utils.personas", "utils.objectives", "utils.generation.batches",
-    "utils.tables.pages", "utils.tables.rater_tables", "utils.tables.rater", "utils.tables.rating_study", "utils.tables.report_page",
+    "utils.tables.pages", "utils.tables.rater", "utils.tables.rating_study", "utils.tables.report_page",
 )  # fmt: skip
 
 

@@ -40,9 +40,9 @@ from utils.generation.engines import OpenAPI, open_api
 from utils.generation.local_chat import load_tokenizer
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
-from utils.personas.assembly import describe, measure, sections_of
 from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
+from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
 from utils.runs.own_method import choose_models, named_model

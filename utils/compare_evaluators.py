@@ -233,8 +233,5 @@ def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
     return judged if is_complete else []
 
 
-# The tables
-
-
 if __name__ == "__main__":
     cli.run_script(main)

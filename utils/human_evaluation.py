@@ -32,7 +32,7 @@ from utils.files.file_hashes import file_hash
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
-from utils.tables import raters, rating_study
+from utils.tables import rater_tables, raters, rating_study
 from utils.tables.formats import counted, to_markdown
 from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
@@ -182,10 +182,10 @@ def collect(args: argparse.Namespace) -> None:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, [*args.collect, args.key_addr, *filter(None, [args.score_addr])])
     results = raters.read_results(args.collect, raters.read_key(args.key_addr))
-    tables, content = raters.all_tables(results), raters.collected(results)
+    tables, content = rater_tables.all_tables(results), raters.collected(results)
     if args.score_addr is not None:
         pairs = raters.judge_pairs(results, raters.read_judge(args.score_addr, results))
-        tables += raters.judge_tables(results, pairs)
+        tables += rater_tables.judge_tables(results, pairs)
         content["with_judge"] = pairs
     prepare_derived(outputs, COLLECTING, args.overwrite)
     print(to_markdown(tables), end="")

@@ -38,12 +38,13 @@ from utils.parsing.plans import one_line
 from utils.records.responses import read_responses
 from utils.records.scores import metric_behind
 from utils.tables import paper_figures
-from utils.tables.best_of_n import best_of_n_figure, make_curve, read_sample_scores, split
+from utils.tables.best_of_n import make_curve, read_sample_scores, split
 from utils.tables.columns import interval_words, points_of
-from utils.tables.dataset_counts import communities_figure, read_columns
+from utils.tables.dataset_counts import read_columns
+from utils.tables.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
-from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
+from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
 from utils.tables.system_scores import System, add_board_arguments, boards_of
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         values = ", ".join(f"{number}: {mean:.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
-    return best_of_n_figure(curves, paper_figures.score_label(metric_behind(judged[0]))), notes
+    return best_of_n_figure(curves, score_label(metric_behind(judged[0]))), notes
 
 
 # Reading
@@ -254,7 +255,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
 # A training run
 
 
-@paper_figures.figure_style()
+@figure_style()
 def training_figure(folder: str) -> "Figure":
     """Draw losses by step, and rewards or evaluations below them; UserError if no loss is logged yet."""
     log = read_log(Path(folder) / "training_log.jsonl")
@@ -262,13 +263,13 @@ def training_figure(folder: str) -> "Figure":
         raise UserError(f"{folder}/training_log.jsonl: has no loss yet; try again after the first logged step")
     objective = folder_settings(folder).get("objective")
     count = 1 + max(CURVES[name][0] for name in log)
-    figure = paper_figures.new_figure(8, 4 + 2.4 * (count - 1))
+    figure = new_figure(8, 4 + 2.4 * (count - 1))
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for name, values in log.items():
         number, axis, limits, style = CURVES[name]
         panels[number].plot(list(values), list(values.values()), **style)
         panels[number].set_ylabel(axis or LOSSES.get(objective, "cross-entropy per target token (nats)"))
-        paper_figures.tidy(panels[number], "both")
+        tidy(panels[number], "both")
         panels[number].set_ylim(*limits)
     panels[0].legend(frameon=False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)

@@ -9,7 +9,8 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import Column, communities_figure
+from utils.tables.dataset_counts import Column
+from utils.tables.paper_figures import communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"

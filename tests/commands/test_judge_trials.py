@@ -12,8 +12,8 @@ from test_compare_evaluators import Study, refusal, study  # noqa: F401
 from utils.benchmarks import lampqa
 from utils.make_figures import build_parser as figure_parser
 from utils.make_figures import make_figure
+from utils.tables.figure_style import render_figure
 from utils.tables.judge_trials import rank_correlations
-from utils.tables.paper_figures import render_figure
 
 PLACES = ["rpg", "law", "parenting"]  # a community of each category, in this order by question
 GROUPS = {place: lampqa.COMMUNITIES[place] for place in PLACES}

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from utils.personas.assembly import ALL, Row, describe, measure
+from utils.personas.assembly import Row
+from utils.personas.validity import ALL, describe, measure
 
 IDEAS, EVOLUTION = "suggest_new_ideas", "track_full_preference_evolution"
 EIGHT = "one two three four five six seven eight"

@@ -17,7 +17,7 @@ from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.records.datasets import read_dataset
 from utils.tables.columns import compare_pairs, point_of
-from utils.tables.paper_figures import score_limits
+from utils.tables.figure_style import score_limits
 from utils.tables.system_scores import System
 
 DATA, POSTS = SAMPLE / "test.json", 3

@@ -1,7 +1,4 @@
-"""Write files completely or not at all, by renaming a temporary file; and lock outputs.
-
-`<output>.lock` names the host and the process that is writing the output.
-"""
+"""Write files completely or not at all, by renaming a temporary file."""
 
 import errno
 import glob

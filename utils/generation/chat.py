@@ -1,7 +1,5 @@
-"""Chat messages as a model reads them: rendered, counted, and kept within the token budget.
+"""Chat messages as a model reads them: for a local model as token ids (local_chat.py), for an API as they are.
 
-`LocalChat` uses the model's tokenizer and chat template and returns token ids, so the engine adds nothing (no second
-BOS). `PlainText` is that of an encoder-decoder, without a chat template, whose prompt may have several passages.
 `APIChat` leaves rendering to the server and counts or estimates tokens.
 """
 

@@ -1,4 +1,7 @@
-"""Render messages with the chat template of a local model, and count its tokens."""
+"""Chat messages as a local model reads them: token ids, by its tokenizer and chat template.
+
+The engine adds nothing to these (no second BOS). `PlainText` is for an encoder-decoder, which has no chat template.
+"""
 
 import math
 import re

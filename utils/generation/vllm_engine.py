@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine, the checks before it loads weights, and the end of its processes.
+"""vLLM's asynchronous engine, and the checks before it loads weights.
 
 Imports vllm only when an engine opens.
 """
@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import re
-import sys
 import tempfile
 from argparse import Namespace
 from array import array
@@ -33,7 +32,6 @@ from utils.generation.vllm_processes import (
     last_message,
     quiet_libraries,
     set_defaults,
-    set_up_engine_process,
     tie_engine_processes,
 )
 from utils.models.adapters import adapter_base, adapter_config, ranks_of
@@ -315,8 +313,3 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     rank = max(rank for adapter in adapters for rank in ranks_of(adapter_config(adapter)))
     fitting = next(size for size in get_args(MaxLoRARanks) if size >= rank)
     return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": len(adapters)}
-
-
-# Python's spawn imports the script, and so this file, in each of vLLM's processes.
-if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
-    set_up_engine_process()

@@ -8,10 +8,6 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
 RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")  # not where to look for one
@@ -104,3 +100,8 @@ def set_up_engine_process() -> None:
         log = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(log, 1), os.dup2(log, 2)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+
+
+# Python's spawn imports the script, and so this file, in each of vLLM's processes.
+if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
+    set_up_engine_process()

@@ -14,8 +14,8 @@ from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
-from utils.runs.runner import Run, Servers, make_pieces, models_of
-from utils.runs.stage import Stage
+from utils.runs.runner import Run, Servers, make_pieces
+from utils.runs.stage import Stage, models_of
 from utils.runs.trace import check_trace
 
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # of a method: errors to print, and characters of each

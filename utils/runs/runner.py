@@ -16,14 +16,13 @@ from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
-from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask
 from utils.runs.dry_run import Lacking
 from utils.runs.loop import Loop
 from utils.runs.publishing import publish
 from utils.runs.rendering import Prompts
-from utils.runs.stage import Stage
+from utils.runs.stage import Stage, models_of
 from utils.runs.steps import MethodError, Room, Step, Surroundings
 from utils.runs.trace import Trace
 
@@ -35,15 +34,6 @@ Engines = Mapping[str, Engine]  # by the roles that they serve
 
 class NotedError(Exception):
     """The records' requests are noted; the run can continue once they are answered (utils/batch.py)."""
-
-
-def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    """Return the stages' models by role; ValueError if two have the same one, because it identifies the engine."""
-    models: dict[str, Model] = {}
-    for role, model in (pair for stage in stages for pair in stage.models.items()):
-        if models.setdefault(role, model).identity != model.identity:
-            raise ValueError(f"{role!r} has two models, {models[role].addr} and {model.addr}; give each its own role")
-    return models
 
 
 def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
@@ -199,17 +189,8 @@ class Run:
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
         left, untried = {}, {}  # records that need another engine, and records not begun
         args, stage = self._args, self.stage
-        around = Surroundings(
-            stage.task,
-            stage.models,
-            engines,
-            self._prompts,
-            args,
-            Room(),
-            self._count_call,
-            stage.search,
-            bool(self._traces),
-        )
+        shared = (stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
+        around = Surroundings(*shared, stage.search, is_traced=bool(self._traces))
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
         may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)

@@ -55,3 +55,12 @@ class Stage:
     def place(self, key: Key) -> tuple[Output, Key]:
         """Return the output of a record, and its key there."""
         return (self.outputs[0], key) if len(self.outputs) == 1 else (self.outputs[key[0]], key[1:])
+
+
+def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
+    """Return the stages' models by role; ValueError if two have the same one, because it identifies the engine."""
+    models: dict[str, Model] = {}
+    for role, model in (pair for stage in stages for pair in stage.models.items()):
+        if models.setdefault(role, model).identity != model.identity:
+            raise ValueError(f"{role!r} has two models, {models[role].addr} and {model.addr}; give each its own role")
+    return models

@@ -16,22 +16,9 @@ from utils.files.manifest import differences, noted_settings, settings_of
 from utils.records.scores import Scores, read_scores
 from utils.tables.comparable import check_same_judge
 from utils.tables.formats import few
-from utils.tables.paper_figures import (
-    COLUMN,
-    DARK,
-    LIGHT,
-    MARKERS,
-    SMALL_TEXT,
-    TEXT,
-    TICKS,
-    add_legend,
-    figure_style,
-    new_figure,
-    tidy,
-)
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RESAMPLES = 9_999
 
@@ -92,27 +79,6 @@ def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_b
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     fewer = sum(len(samples) < len(judged) for samples in by_question.values())
     return Curve(numbers, means.tolist(), list(zip(low.tolist(), high.tolist(), strict=True)), fewer)
-
-
-@figure_style()
-def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
-    """Draw a curve per scorer that chooses, over N; `label` names the judge's score."""
-    figure = new_figure(COLUMN, 2.6)
-    panel = figure.subplots()
-    lines = []
-    for place, curve in enumerate(curves.values()):
-        style = {"color": (DARK, LIGHT)[place % 2], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
-        lines += panel.plot(curve.numbers, curve.means, linestyle=("-", "--")[place // 2 % 2], linewidth=1.2, **style)
-        lows, highs = zip(*curve.intervals, strict=True)
-        panel.fill_between(curve.numbers, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
-    panel.set_xscale("log", base=2)
-    numbers = max((curve.numbers for curve in curves.values()), key=len)
-    panel.set_xticks(numbers, list(map(str, numbers)))
-    panel.set_xlabel("N, the samples chosen from (bands: 95% intervals)", fontsize=SMALL_TEXT)
-    panel.set_ylabel(label, fontsize=TEXT)
-    tidy(panel, **TICKS)
-    add_legend(figure, lines, list(curves))
-    return figure
 
 
 COMBINED = "utils/combine_scores.py"

@@ -1,7 +1,7 @@
 """Counts of dataset files: questions, sizes of their fields, and communities; and the paper's figure 5."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,9 @@ from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import DatasetFile, with_profile
 from utils.records.leaks import find_leaks
-from utils.tables.formats import plural
-from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
 
 EXTREMES = {"Longest option": max, "Shortest option": min}
@@ -108,64 +105,3 @@ def count_file(path: str) -> Column:
 
 
 # The figure
-
-
-@figure_style()
-def communities_figure(columns: Sequence[Column]) -> "Figure":
-    """Draw bars of each community's questions, one panel per split; readable in black and white."""
-    counts_by_panel = questions_by_panel(columns)
-    groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
-    rows: list[str] = []
-    headings = []
-    for group, names in groups.items():
-        if names != [group]:
-            headings.append(len(rows))
-            rows.append(group)
-        rows += names
-    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
-    panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
-    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
-        draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
-        panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
-    panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)
-    for number in headings:
-        panels[0].get_yticklabels()[number].set_fontweight("bold")
-    figure.supxlabel("questions (each panel has its own scale)", fontsize=9)
-    return figure
-
-
-def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
-    """Count questions by community, per panel: one for each split, over all its files, and one for any other file."""
-    panels: dict[str, Counter[str]] = {}
-    for column in columns:
-        panel = panels.setdefault(column.name, Counter())
-        panel.update(column.communities)
-        if unnamed := column.num_questions - column.communities.total():
-            panel[f"(no {column.task.group_words[2]})"] += unnamed
-    return panels
-
-
-def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
-    """Return the communities that occur by group, most questions first; those without a group come last."""
-    task = columns[0].task
-    group, _, subgroup = task.group_words
-    without = f"{plural(subgroup).capitalize()} without a {group}"
-    group_of = {name: parent for column in columns for name, parent in column.group_of.items()}
-    groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
-    for name in sorted(total, key=lambda name: (-total[name], name)):
-        groups[group_of.get(name) or without].append(name)
-    return {name: communities for name, communities in groups.items() if communities}
-
-
-def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
-    """Draw a bar of this length in each row, with the length printed beside it."""
-    largest = max(bars.values())
-    panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
-    for row, count in bars.items():
-        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=7)
-    panel.set_xlim(0, 1.22 * largest)  # room for the numbers
-    panel.locator_params(axis="x", nbins=4, integer=True)
-    panel.tick_params(axis="x", labelsize=8)
-    panel.tick_params(axis="y", length=0)
-    tidy(panel, "x")

@@ -1,17 +1,36 @@
-"""Draw the figures of utils/make_figures.py: they look the same on every account and can be read in grey."""
+"""Draw the figures of utils/make_figures.py, except that of a training."""
 
-import io
 import math
-import os
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks.metric import Metric
+from utils.tables.best_of_n import Curve
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
-from utils.tables.formats import interval_text, signed
+from utils.tables.dataset_counts import Column
+from utils.tables.figure_style import (
+    CHARACTER,
+    COLUMN,
+    DARK,
+    LIGHT,
+    MARKERS,
+    NOT_FROM_0,
+    PAGE,
+    SMALL_TEXT,
+    TEXT,
+    TICKS,
+    add_legend,
+    draw_intervals,
+    figure_style,
+    new_figure,
+    score_label,
+    score_limits,
+    tidy,
+    wrapped,
+)
+from utils.tables.formats import interval_text, plural, signed
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -21,109 +40,11 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-os.environ["MPLBACKEND"] = "agg"  # a notebook's would have to be installed here; no figure uses it
-FONT = "DejaVu Sans"  # comes with matplotlib
-STYLE = {
-    "font.family": FONT,
-    "text.parse_math": False,  # show "$" as it is
-    "pdf.fonttype": 42,  # embed fonts, so that text can be searched and copied, as journals ask for
-    "hatch.linewidth": 0.6,
-}
-COLUMN, PAGE = 3.3, 6.9  # inches: a paper's column and text widths
-TEXT, SMALL_TEXT = 8, 7  # points
-TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
-CHARACTER = 0.061  # inches: the width of a letter of SMALL_TEXT, somewhat above the mean
-DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series; in grey, one is dark and the other pale
-SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter one, noise would look like an effect
-NOT_FROM_0 = "the axis of scores does not start at 0"
 HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # figure 3: one per system
 COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # figure 3: most systems that fit in a column, and with horizontal numbers
 COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
-MARKERS = ("o", "s", "^", "D", "v", "P")  # scores by group: one per system
 SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
 Points = list[tuple[float, float | None]]  # positions on the axis, with their values
-
-
-@contextmanager
-def figure_style() -> Iterator[None]:
-    """Make matplotlib ignore the account's matplotlibrc; a context manager that also works as a decorator."""
-    from matplotlib import rc_context, rcdefaults, rcParams
-
-    with rc_context():
-        rcdefaults()
-        rcParams.update(STYLE)
-        yield
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure, width and height in inches, that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-@figure_style()
-def render_figure(figure: "Figure", kind: str) -> bytes:
-    """Return the bytes of a "png" or "pdf" file; the same figure gives the same bytes."""
-    content = io.BytesIO()
-    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file differ
-    figure.savefig(content, format=kind, dpi=300, metadata=metadata)
-    return content.getvalue()
-
-
-def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
-    """Draw faint grid lines and no frame at the top and right; `ticks` styles all ticks."""
-    panel.tick_params(**ticks)
-    panel.grid(axis=axis, color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def drawable(text: str) -> str:
-    """Spell out characters that the figure's font lacks, such as \\u8a9e."""
-    from matplotlib.font_manager import findfont, get_font
-
-    glyphs = get_font(findfont(FONT)).get_charmap()
-    shown = (c if c.isprintable() and ord(c) in glyphs else c.encode("unicode_escape").decode() for c in text)
-    return "".join(shown)
-
-
-def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """Wrap a name into at most `lines` lines of at most `width` characters."""
-    return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
-
-
-def score_limits(points: Sequence[Point], metric: Metric) -> tuple[float, float]:
-    """Return the limits of an axis that holds all means and intervals and spans about `SMALLEST_SPAN` or more."""
-    values = [point.mean for point in points if point.mean is not None]
-    values += [end for point in points for end in point.interval or ()]
-    middle = (min(values) + max(values)) / 2
-    reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
-    lowest, highest = metric.limits
-    return max(lowest, middle - reach), min(highest, middle + reach)
-
-
-def score_label(metric: Metric) -> str:
-    if metric.is_unbounded:
-        return "score (the reward model's scale)"
-    return "error (lower is better)" if metric.lower_is_better else "score (0 to 1)"
-
-
-def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
-    middles = [(low + high) / 2 for low, high in intervals.values()]
-    halves = [(high - low) / 2 for low, high in intervals.values()]
-    panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
-
-
-def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> None:
-    """Draw a legend above the panel, in as many columns as the labels leave room for."""
-    longest = max(len(line) for label in labels for line in label.split("\n"))
-    columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
-    style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
 
 
 @dataclass(frozen=True)
@@ -345,4 +266,86 @@ def rankings_figure(systems: list[str], pairs: list[RankingPair]) -> "Figure":
         panel.set_ylabel(wrapped(f"mean score by {pair.judges[1]}", 30), fontsize=TEXT)
     key = "; ".join(f"{number}: {name}" for number, name in enumerate(systems, 1))
     figure.supxlabel(wrapped(key, int(0.9 * COLUMN / CHARACTER), lines=len(systems)), fontsize=SMALL_TEXT)
+    return figure
+
+
+@figure_style()
+def communities_figure(columns: Sequence[Column]) -> "Figure":
+    """Draw bars of each community's questions, one panel per split; readable in black and white."""
+    counts_by_panel = questions_by_panel(columns)
+    groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
+    rows: list[str] = []
+    headings = []
+    for group, names in groups.items():
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
+    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
+    panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
+        draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
+        panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
+    panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    for number in headings:
+        panels[0].get_yticklabels()[number].set_fontweight("bold")
+    figure.supxlabel("questions (each panel has its own scale)", fontsize=9)
+    return figure
+
+
+def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
+    """Count questions by community, per panel: one for each split, over all its files, and one for any other file."""
+    panels: dict[str, Counter[str]] = {}
+    for column in columns:
+        panel = panels.setdefault(column.name, Counter())
+        panel.update(column.communities)
+        if unnamed := column.num_questions - column.communities.total():
+            panel[f"(no {column.task.group_words[2]})"] += unnamed
+    return panels
+
+
+def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
+    """Return the communities that occur by group, most questions first; those without a group come last."""
+    task = columns[0].task
+    group, _, subgroup = task.group_words
+    without = f"{plural(subgroup).capitalize()} without a {group}"
+    group_of = {name: parent for column in columns for name, parent in column.group_of.items()}
+    groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
+    for name in sorted(total, key=lambda name: (-total[name], name)):
+        groups[group_of.get(name) or without].append(name)
+    return {name: communities for name, communities in groups.items() if communities}
+
+
+def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
+    """Draw a bar of this length in each row, with the length printed beside it."""
+    largest = max(bars.values())
+    panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
+    for row, count in bars.items():
+        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=7)
+    panel.set_xlim(0, 1.22 * largest)  # room for the numbers
+    panel.locator_params(axis="x", nbins=4, integer=True)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.tick_params(axis="y", length=0)
+    tidy(panel, "x")
+
+
+@figure_style()
+def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
+    """Draw a curve per scorer that chooses, over N; `label` names the judge's score."""
+    figure = new_figure(COLUMN, 2.6)
+    panel = figure.subplots()
+    lines = []
+    for place, curve in enumerate(curves.values()):
+        style = {"color": (DARK, LIGHT)[place % 2], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
+        lines += panel.plot(curve.numbers, curve.means, linestyle=("-", "--")[place // 2 % 2], linewidth=1.2, **style)
+        lows, highs = zip(*curve.intervals, strict=True)
+        panel.fill_between(curve.numbers, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+    panel.set_xscale("log", base=2)
+    numbers = max((curve.numbers for curve in curves.values()), key=len)
+    panel.set_xticks(numbers, list(map(str, numbers)))
+    panel.set_xlabel("N, the samples chosen from (bands: 95% intervals)", fontsize=SMALL_TEXT)
+    panel.set_ylabel(label, fontsize=TEXT)
+    tidy(panel, **TICKS)
+    add_legend(figure, lines, list(curves))
     return figure

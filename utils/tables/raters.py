@@ -1,4 +1,4 @@
-"""Read raters' result files, check them against the study's key, join them, and make tables of them."""
+"""Read raters' result files, check them against the study's key, and join them."""
 
 import math
 import random
@@ -186,9 +186,6 @@ def as_verdict(value: float, name: str) -> int:
 
 def all_values(ratings: list[Rating]) -> list[int]:
     return [value for rating in ratings for value in rating.values.values()]
-
-
-# The tables: raters' work, their choices or ratings, agreement, disagreements and comments
 
 
 # The verdicts of raters against a judge's

@@ -134,13 +134,8 @@ def describe_answer(
     scored_entries = [entry for entry in entries if entry is not None]
     whole = any(map(is_whole, scored_entries))
     # For a verdict on the whole answer: one per metric, None for a metric without scores.
-    details = (
-        [entry and entry["details"][0] for entry in entries]
-        if whole
-        else scored_entries[0]["details"]
-        if scored_entries
-        else []
-    )
+    of_aspects = scored_entries[0]["details"] if scored_entries else []
+    details = [entry and entry["details"][0] for entry in entries] if whole else of_aspects
     return {
         "output": answer["output"],
         # Otherwise the raw text repeats the answer; with options the answer is only a part of it.
@@ -153,10 +148,7 @@ def describe_answer(
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
-        "verdicts": [
-            detail and [detail["score"], as_text(detail.get("raw")), as_text(detail.get("reason"))]
-            for detail in details
-        ],
+        "verdicts": [row and [row["score"], as_text(row.get("raw")), as_text(row.get("reason"))] for row in details],
     }
 
 
@@ -274,9 +266,8 @@ def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
             by_subgroup.setdefault((question["group"], question["subgroup"]), []).append(question)
     order = [*task.groups, UNKNOWN]
     rows = []
-    for (group, subgroup), members in sorted(
-        by_subgroup.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
-    ):
+    for group, subgroup in sorted(by_subgroup, key=lambda names: (order.index(names[0]), names[1])):
+        members = by_subgroup[group, subgroup]
         by_system = zip(*(question["scores"] for question in members), strict=True)
         usable = [[score for score in scores if score is not None] for scores in by_system]
         cells = [[mean(scores), len(scores)] for scores in usable]

@@ -1,4 +1,4 @@
-"""The table of mean scores, one row per system, with the paper's numbers, and the table of comparisons."""
+"""The table of mean scores, one row per system, and the table of comparisons, with notes on them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

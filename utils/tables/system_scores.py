@@ -1,4 +1,4 @@
-"""The systems of a table: read their score files once, and check that they are comparable."""
+"""The systems of a table: their score files are read once."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Set
