@@ -58,6 +58,7 @@ def said(**fields):
         (said(enough_details="true", aspects=[{**ASPECT, "aspect": " Low\nprice "}]),
          [{**ASPECT, "aspect": "Low price"}], "strict"),
         (said(aspects=[ASPECT]), [ASPECT], "repaired"),
+        (said(enough_details=True, aspects=[ASPECT]) + "\nUser: another", [ASPECT], "repaired"),
         (said(enough_details=False) + said(enough_details=True, aspects=[ASPECT]), [ASPECT], "repaired"),
         ("Here:\n" + said(enough_details=True, aspects=[{**ASPECT, "more": 1}]), [ASPECT], "repaired"),
         ('{"enough_details": true, "aspects": [{"aspect": "a", "evidence": "x\ny", "reason": "r"}]}',

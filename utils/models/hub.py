@@ -64,7 +64,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
         if folder is None:
             if API_NAMES.match(name):
                 raise MissingError(f"{name}: neither a local folder nor a hub name (owner/model)")
-            is_offline()
+            is_offline()  # so that the client does not try again and again
             for config in CONFIGS:
                 with hub_errors(name, cache_dir), suppress(RemoteEntryNotFoundError):
                     hf_hub_download(name, config, cache_dir=cache_dir)
@@ -255,7 +255,7 @@ def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
     If the hub cannot be reached, transformers then reads its cache alone (`is_offline`).
     """
     if not is_folder(name):
-        is_offline()
+        is_offline()  # for its effect on transformers
     return {"cache_dir": cache_dir, "revision": cached_commit(name, cache_dir) or "main", "trust_remote_code": False}
 
 

@@ -48,8 +48,7 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
-    text = json_text.own_turn(json_text.keep_commands(text))
-    entry = json_text.last_object(text, _ENOUGH, _ASPECTS)
+    entry, text = json_text.own_object(json_text.keep_commands(text), _ENOUGH, _ASPECTS)
     if entry is None:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
     listed, enough = _ASPECTS.value_in(entry.content), _ENOUGH.value_in(entry.content)

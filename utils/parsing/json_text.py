@@ -117,10 +117,10 @@ def last_object(text: str, *fields: Field) -> Found | None:
     return None
 
 
-def own_object(text: str, field: Field) -> tuple[Found | None, str]:
+def own_object(text: str, *fields: Field) -> tuple[Found | None, str]:
     """Return `last_object` of the model's own turn, "repaired" if a made-up turn follows, and that turn's text."""
     own = own_turn(text)
-    entry = last_object(own, field)
+    entry = last_object(own, *fields)
     return (replace(entry, how="repaired") if entry and own != text else entry), own
 
 

@@ -165,10 +165,9 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     score = [(i + 0.04, evaluator.mean_score) for i, evaluator in enumerate(evaluators)]
     limits = [(i - 0.04, evaluator.accuracy_interval) for i, evaluator in enumerate(evaluators)]
     intervals = {place: interval for place, interval in limits if interval is not None}
-    strategies = [evaluator.strategy for evaluator in evaluators]
     style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
-    lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
-    lines += [draw_series(panel, score, strategies, **style)]
+    lines = [draw_series(panel, agreement, evaluators, color=DARK, marker="o")]
+    lines += [draw_series(panel, score, evaluators, **style)]
     draw_intervals(panel, intervals)
     print_values(panel, agreement, "{:.0%}".format, "right")
     print_values(panel, score, decimals, "left")
@@ -183,11 +182,11 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     return figure
 
 
-def draw_series(panel: "Axes", points: Points, strategies: list[str], **style: Any) -> "Line2D":
+def draw_series(panel: "Axes", points: Points, evaluators: list[Evaluator], **style: Any) -> "Line2D":
     """Draw a line through the points that breaks at missing values and where another strategy begins."""
     line: list[tuple[float, float]] = []
     for i, (place, value) in enumerate(points):
-        if i > 0 and strategies[i] != strategies[i - 1]:
+        if i > 0 and evaluators[i].strategy != evaluators[i - 1].strategy:
             line.append((place, math.nan))
         line.append((place, math.nan if value is None else value))
     return panel.plot(*zip(*line, strict=True), markersize=5, linewidth=1.2, clip_on=False, **style)[0]
