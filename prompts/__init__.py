@@ -119,8 +119,9 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
     path = FOLDER / f"{name}.txt"
     if prompts_dir is not None:
         _check_folder(Path(prompts_dir), path.parent)
-        own = Path(prompts_dir) / path.name
-        path = own if os.path.lexists(own) else path  # lexists: report a broken link instead of ignoring it
+        users_file = Path(prompts_dir) / path.name
+        if os.path.lexists(users_file):  # a broken link too, so that it is reported
+            path = users_file
     return parse_prompt(name, read_text(path), str(path))
 
 

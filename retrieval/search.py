@@ -124,10 +124,10 @@ class Search:
         except UserError:
             if not args.cached_only:
                 raise
-            given = {name: vars(args)[name] for name in ("max_length", "pooling", "normalize")}
-            given = {name: value for name, value in given.items() if value is not None}
+            chosen = {name: vars(args)[name] for name in ("max_length", "pooling", "normalize")}
+            chosen = {name: value for name, value in chosen.items() if value is not None}
             stored = models_of_server(args.completions, SERVER.format(self._name))
-            encoders = [model for model in stored if given.items() <= model.items()]
+            encoders = [model for model in stored if chosen.items() <= model.items()]
             if len(encoders) > 1:
                 problem = f"{args.completions} has searches by {len(encoders)} encoders named {self._name}"
                 raise UserError(f"{problem}\n  give the encoder's folder as --model_name") from None

@@ -217,12 +217,12 @@ def check_evidence(
 ) -> Counts:
     """Write evidence.json: posts with the aspects whose evidence they contain, without profiles."""
     folder = Path(args.output_dir)
-    said = read_said(folder, ASPECTS)
+    judgments = read_said(folder, ASPECTS)
 
     def write(target: Path) -> Counts:
         records, counts = [], Counter()
         for candidate in candidates:
-            aspects = said.get(candidate["id"], {}).get(ASPECTS.field)
+            aspects = judgments.get(candidate["id"], {}).get(ASPECTS.field)
             if not aspects:
                 continue
             kept, how_found = keep_found(aspects, candidate["narrative"])
@@ -234,7 +234,7 @@ def check_evidence(
         if not records:
             kept = [earlier[FILTER.step], earlier[ASPECTS.step], counts]
             counted = "; ".join(map(format_counts, filter(None, kept)))
-            last = (ASPECTS if said else FILTER).step
+            last = (ASPECTS if judgments else FILTER).step
             raise UserError(f"{folder}: no question is left: {counted}\n  see the model's outputs in {last}.json")
         write_array(target, iter(records), indent=2)
         return counts

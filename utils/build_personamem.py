@@ -128,8 +128,8 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         topics_addr=args.topics_addr or str(inputs.SAMPLES / "topics.toml"),
         small_talk_addr=args.small_talk_addr or str(inputs.SAMPLES / "small_talk.txt"),
     )
-    given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
-    args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
+    addresses = [args.personas_addr, args.topics_addr, args.small_talk_addr]
+    args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], addresses)
     code = 0
     if args.step == ["assemble"] and args.dry_run:
         print("assemble: needs no model, 0 requests")
@@ -157,11 +157,11 @@ def make_stages(args: cli.Arguments) -> list[Stage]:
     stages: dict[str, Stage] = {}
     for name in [part for part in PARTS if part in args.step or (part == "personas" and "conversations" in args.step)]:
         part, records, path = PARTS[name], records_of[name], Path(args.output_dir, f"{name}.json")
-        own = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
-        own |= {"time": args.time} if name == "questions" else {}
+        settings_of_part = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
+        settings_of_part |= {"time": args.time} if name == "questions" else {}
         output = Output(
             path=str(path),
-            settings=settings | own,
+            settings=settings | settings_of_part,
             keys=None if part.before else [(record_id,) for record_id in records],  # else known after the step before
             collect=lambda pieces: {record_id: piece for (record_id,), piece in pieces.items()},
             unit=part.unit,

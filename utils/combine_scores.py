@@ -66,15 +66,15 @@ def main(argv: list[str] | None = None) -> int:
     cli.check_outputs(args.output_addr, [*args.response_addr, *args.score_addr])
     prepare_derived(args.output_addr, COMBINED, args.overwrite)
     terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
-    own = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
-    own |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
+    options = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
+    options |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
     for response_addr, score_addr, output_addr in zip(
         args.response_addr, args.score_addr, args.output_addr, strict=True
     ):
         content = combined(response_addr, score_addr, weights, terms)
         settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
         with locked(output_addr):
-            publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | own, None))
+            publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | options, None))
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in content["means"].items())
         print(f"{output_addr}: mean reward {content['reward']:.4f}; means of the terms: {means}")
     return 0

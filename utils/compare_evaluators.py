@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     outputs = [] if args.output_addr is None else [args.output_addr]
     modes = {"--evaluator": args.evaluator, "--preferred": args.preferred, "--systems": args.systems}
-    [(flag, arguments)] = [(flag, given) for flag, given in modes.items() if given]
+    [(flag, arguments)] = [(flag, arguments) for flag, arguments in modes.items() if arguments]
     cli.check_outputs(outputs, check_files(flag, arguments, args.human_addr))
     evaluators = read_evaluators(flag, arguments, args.unscored_as_zero)
     human = None if args.human_addr is None else agreement.read_human(args.human_addr)

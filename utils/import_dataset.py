@@ -115,12 +115,12 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
         if (other := seen.setdefault(record["id"], where)) != where:
             raise UserError(f"{other} and {where}: both have id {quote(record['id'])}; ids must be unique")
         before, profile = time_of(record, where, math.inf), []
-        own, narrative = padded(record["question"]), padded(record.get("narrative", ""))
+        question, narrative = padded(record["question"]), padded(record.get("narrative", ""))
         for time, offset, length in sorted(places[str(record["author"])], key=lambda place: place[0]):
             file.seek(offset)
             post = json.loads(file.read(length))
             text = padded(post["text"])
-            if str(post.get("id")) == record["id"] or text == own or ("narrative" in record and narrative in text):
+            if str(post.get("id")) == record["id"] or text == question or ("narrative" in record and narrative in text):
                 counts["posts left out that are their question"] += 1
             elif time >= before:
                 counts["posts left out that are not before their question"] += 1

@@ -79,8 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     # The settings that a model's answers have too, except for the prompt.
     settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}
     if task.options is not None:
-        if given := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
-            raise UserError(f"{', '.join(given)}: no effect for {task.name}; leave out {' and '.join(given)}")
+        if flags := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
+            raise UserError(f"{', '.join(flags)}: no effect for {task.name}; leave out {' and '.join(flags)}")
         controls = choose_options(records, task.options)
     elif task.controls is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has neither a judge to test nor options to choose from")

@@ -148,7 +148,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "judges":
         content = read_compared(args.agreement_addr, RankingFile)
         systems, pairs = content["systems"], content["pairs"]
-        if not pairs or {len(own) for pair in pairs for own in pair.means} != {len(systems)}:
+        if not pairs or {len(means) for pair in pairs for means in pair.means} != {len(systems)}:
             raise UserError(f"{args.agreement_addr}: a pair of judges, or a mean, is missing; make the file again")
         return paper_figures.rankings_figure(systems, pairs), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])

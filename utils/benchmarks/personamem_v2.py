@@ -251,11 +251,11 @@ def make_task(size: str) -> Task:
         published=published,
         paper_results=Path(__file__).with_name("personamem_v2_paper.json"),
     )
-    own = {"name": name, "groups": tuple(TYPES), "short": TYPES, "group_of": group_of, "ways": WAYS, "files": files}
-    own |= {"fields": base.fields | {"preference": Text}, "annotations": ANNOTATIONS}
-    own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
-    own |= {"metrics": {"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}}
-    return replace(base, **own)
+    fields = {"name": name, "groups": tuple(TYPES), "short": TYPES, "group_of": group_of, "ways": WAYS, "files": files}
+    fields |= {"fields": base.fields | {"preference": Text}, "annotations": ANNOTATIONS}
+    fields |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
+    fields |= {"metrics": {"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}}
+    return replace(base, **fields)
 
 
 TASKS = list(map(make_task, SIZES))

@@ -95,7 +95,7 @@ def asked_of(record: Record) -> dict[str, str]:
 
 def count_outputs(question: Question, content: dict[str, Any]) -> Counts:
     """Count what became of the posts, from the content of a question's file."""
-    values = [said[question.field] for said in content.values()]
+    values = [record[question.field] for record in content.values()]
     unusable = "without usable output, dropped"
     return dict(Counter(unusable if value is None else question.describe(value) for value in values))
 

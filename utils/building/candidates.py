@@ -62,9 +62,11 @@ def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -
     The profile holds the newest `most` of the author's earlier posts, the latest last. A repost, such as
     the question's first version, would reveal what only the judge may see.
     """
-    own, posts = shingles(body), index.earlier(author, date, most)
+    shingles_of_body, posts = shingles(body), index.earlier(author, date, most)
     others = ((post, shingles(post.body)) for post in posts)
-    kept = [post for post, other in others if len(own & other) <= MOST * min(len(own), len(other))]
+    kept = [
+        post for post, other in others if len(shingles_of_body & other) <= MOST * min(len(shingles_of_body), len(other))
+    ]
     items = [
         {
             "id": post.id,

@@ -74,9 +74,9 @@ class PostIndex:
     def fill(self, paths: Sequence[Path]) -> None:
         """Fill the file with exactly these inputs' posts, in this order; do nothing if it has them already."""
         wanted = [_identity(path) for path in paths]
-        if (there := self._identities()) == wanted:
+        if (identities := self._identities()) == wanted:
             return
-        if there:
+        if identities:
             announce(f"{self._path}: was made from other inputs; rebuilding it")
         with self._telling():
             self._clear()

@@ -147,8 +147,8 @@ def _sepqa_record(line: bytes, where: str) -> dict[str, Any]:
 def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     community, number = _SEPQA_ID.fullmatch(record["id"]).groups()
     account, seconds = record.get("user_id"), record.get("timestamp")
-    given = (record.get(name) for name in ("title", "text"))
-    title, text = (writable(value).strip() if isinstance(value, str) else "" for value in given)
+    texts = (record.get(name) for name in ("title", "text"))
+    title, text = (writable(value).strip() if isinstance(value, str) else "" for value in texts)
     date = _date_of(seconds) if type(seconds) is int else None
     if type(account) is not int or account < 0:
         counts["without author"] += 1

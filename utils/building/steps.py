@@ -26,13 +26,13 @@ class Steps:
         UserError if something else wrote the file, and --overwrite is not given.
         """
         prepare_derived([path], self.script, bool(self._args.overwrite))
-        own = {"script": self.script, **settings}
+        own_settings = {"script": self.script, **settings}
         manifest = manifest_of(path) if path.exists() else None
-        if manifest is not None and manifest["settings"] == own:
+        if manifest is not None and manifest["settings"] == own_settings:
             return manifest["counts"]
         # Looked up only once, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
-        run = {**self._run, "settings": own}
+        run = {**self._run, "settings": own_settings}
         with publishing(path, run) as staged:
             counts = write(staged)
             run["counts"] = dict(counts)

@@ -105,17 +105,17 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     )
 
 
-def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
+def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, prefix: str = "") -> None:
     """Add the prices of an API's tokens, which do not affect the output; `whose` is a prefix of the flags' names."""
     for name, what in (
         ("in", "a million input tokens"),
         ("out", "a million output tokens, thoughts included"),
         ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
-        group.add_argument(f"--{whose}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
-        parser.not_a_setting(f"--{whose}price_{name}", "it only decides which cost is reported")
-    first, second = f"--{whose}price_in", f"--{whose}price_out"
-    for flags, missing in ((first, second), (f"{second} --{whose}price_cached", first)):
+        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
+        parser.not_a_setting(f"--{prefix}price_{name}", "it only decides which cost is reported")
+    first, second = f"--{prefix}price_in", f"--{prefix}price_out"
+    for flags, missing in ((first, second), (f"{second} --{prefix}price_cached", first)):
         is_missing = partial(lambda name, args: vars(args)[name] is None, missing[2:])
         parser.without_effect(flags, is_missing, f"without {missing}", f"give {missing}")
 
@@ -237,7 +237,7 @@ def set_up_torch(log_level: str) -> None:
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError if an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:
-        if os.path.realpath(path) in {os.path.realpath(given) for given in inputs}:
+        if os.path.realpath(path) in {os.path.realpath(address) for address in inputs}:
             raise UserError(f"{path}: is also an input; give another output path")
 
 
@@ -245,8 +245,8 @@ def check_same_number(args: argparse.Namespace, *names: str) -> None:
     """Raise UserError unless these flags, which take several values, have the same number of them."""
     numbers = {name: len(vars(args)[name]) for name in names}
     if len(set(numbers.values())) > 1:
-        given = ", ".join(f"{number} --{name}" for name, number in numbers.items())
-        raise UserError(f"{given}: give the same number of each")
+        counts = ", ".join(f"{number} --{name}" for name, number in numbers.items())
+        raise UserError(f"{counts}: give the same number of each")
 
 
 def check_different(flag: str, outputs: list[str]) -> None:

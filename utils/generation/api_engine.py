@@ -224,13 +224,13 @@ class APIEngine:
         """Return the body of a request to an API that accepts all parameters."""
         seed = sampling.seed if self._sends_seed else None
         optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
-        given = {name: value for name, value in optional.items() if value is not None}
+        body = {name: value for name, value in optional.items() if value is not None}
         further = dict(sampling.further)
         extra_body = further.pop("extra_body", {})
         required = {"model": model, "messages": prompt}
-        given |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        given |= CONTINUE if prompt[-1]["role"] == "assistant" else {}
-        return {**required, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
+        body |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        body |= CONTINUE if prompt[-1]["role"] == "assistant" else {}
+        return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
         """Send a request's body and return the completion."""

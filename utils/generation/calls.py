@@ -240,13 +240,13 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
 async def _reward(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
     """Return a record with the reward of the call's dialogue; None if it is refused or not a finite number."""
     try:
-        given = await model.completions.reward(engine, model.addr, call.prompt, id=call.key[0], role=role)
+        rewarded = await model.completions.reward(engine, model.addr, call.prompt, id=call.key[0], role=role)
     except RefusedError as refusal:
         return {"value": None, "reason": str(refusal), **call.record, "attempts": 1, **_spent([])}
-    value = {"value": given.reward}
-    if not math.isfinite(given.reward):
+    value = {"value": rewarded.reward}
+    if not math.isfinite(rewarded.reward):
         value = {"value": None, "reason": "the model returned no finite number"}
-    spent = {"prompt_tokens": given.prompt_tokens, "cached_tokens": given.cached_tokens, "completion_tokens": 0}
+    spent = {"prompt_tokens": rewarded.prompt_tokens, "cached_tokens": rewarded.cached_tokens, "completion_tokens": 0}
     return {**value, **call.record, "attempts": 1, **spent}
 
 

@@ -213,8 +213,8 @@ def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: O
 def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
     """Open one engine for a role's model and all models with the same base, with or without adapters."""
     model = models[role]
-    if (own := model.open_engine()) is not None:
-        return {role: own}
+    if (engine := model.open_engine()) is not None:
+        return {role: engine}
 
     def base(other: Model) -> str:
         return model_fingerprint(adapter_base(other.addr) or other.addr, model.flags.cache_dir)

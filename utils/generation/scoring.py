@@ -107,15 +107,18 @@ async def _sum_own(
     ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
     """Sum over a node's own tokens by its result's `prompt_logprobs`, or token by token if these are other tokens'."""
-    own, returned = node[len(scored) :], result.prompt_logprobs
-    if tuple(returned.token_ids[-len(own) :]) == own:
-        return sum(returned.logprobs[-len(own) :])
+    scored_tokens, returned = node[len(scored) :], result.prompt_logprobs
+    if tuple(returned.token_ids[-len(scored_tokens) :]) == scored_tokens:
+        return sum(returned.logprobs[-len(scored_tokens) :])
     _say_slower()
     before = [node[:size] for size in range(len(scored), len(node))]
     singly = await asyncio.gather(
-        *(_ask_node(ask, prompt, tokens, tokens, [token], results) for tokens, token in zip(before, own, strict=True))
+        *(
+            _ask_node(ask, prompt, tokens, tokens, [token], results)
+            for tokens, token in zip(before, scored_tokens, strict=True)
+        )
     )
-    return sum(_next_logprob(single, token) for single, token in zip(singly, own, strict=True))
+    return sum(_next_logprob(single, token) for single, token in zip(singly, scored_tokens, strict=True))
 
 
 def _next_logprob(result: "RequestOutput", token: int) -> float:

@@ -253,14 +253,14 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
     """Return vLLM's sampling parameters; `own_sampling` has the model's own temperature and top_p (default: 1)."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    own = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
-    temperature = own["temperature"] if sampling.temperature is None else sampling.temperature
+    defaults = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
+    temperature = defaults["temperature"] if sampling.temperature is None else sampling.temperature
     is_harmony = sampling.reasoning_parser == GPT_OSS
     kind = "structural_tag" if is_harmony else "regex" if isinstance(sampling.schema, str) else "json"
     held = harmony_tag(sampling.schema) if sampling.schema and is_harmony else sampling.schema
     return SamplingParams(
         temperature=temperature,
-        top_p=own["top_p"] if sampling.top_p is None else sampling.top_p,
+        top_p=defaults["top_p"] if sampling.top_p is None else sampling.top_p,
         **{name: value for name, value in sampling.further.items() if name in SAMPLED},
         max_tokens=sampling.max_tokens,
         seed=None if temperature == 0 else sampling.seed,  # greedy decoding draws nothing

@@ -36,10 +36,10 @@ async def answer(record, ask):
         if candidate is not None and ask.model(judge).gives_rewards:
             marks[candidate] = await ask.reward(candidate, model=judge)
         elif candidate is not None:
-            own = {"candidate": candidate, "model": judge, "max_tokens": 8, "temperature": 0.0}
-            marks[candidate] = await ask(JUDGE, items=posts, parse=read_mark, **own)
+            options = {"candidate": candidate, "model": judge, "max_tokens": 8, "temperature": 0.0}
+            marks[candidate] = await ask(JUDGE, items=posts, parse=read_mark, **options)
     if not marks:
         return None
-    given = [mark for mark in marks.values() if mark is not None]
-    ask.note(num_candidates=len(marks), mark=max(given, default=None))
+    readable = [mark for mark in marks.values() if mark is not None]
+    ask.note(num_candidates=len(marks), mark=max(readable, default=None))
     return max(marks, key=lambda candidate: -inf if marks[candidate] is None else marks[candidate])  # a tie: the first

@@ -50,7 +50,7 @@ async def answer(record, ask):
     texts = texts_of(history) if is_dialogue else record.best(len(record["profile"]))
     memory, replies, limits = "", [], {"max_tokens": MOST_TOKENS}
     for chunk in chunks_of(texts, int(ask.settings.get("chunk", 10_000))):
-        reply = await ask.record(READ, items=[chunk], values={"memory": memory}, own=limits, is_shared=True)
+        reply = await ask.record(READ, items=[chunk], values={"memory": memory}, overrides=limits, is_shared=True)
         memory = reply["value"] or memory
         replies.append(reply)
     ask.note(

@@ -48,7 +48,7 @@ async def answer(record, ask):
         return await ask("rag", items=record.best(ask.num_contexts))
     dialogue, values, searches = FIRST, {}, []
     for number in (1, 2, 3, 4):
-        said, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
+        text, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
         seen = [post_id for posts in searches for post_id in posts.ids]
         posts = await ask.search(query, int(ask.settings.get("k", 3)), exclude=seen) if query else None
         if posts is None or not posts.ids:
@@ -56,7 +56,7 @@ async def answer(record, ask):
         searches.append(posts)
         turns = [] if isinstance(posts, list) else posts.messages
         texts = [turn["content"] for turn in turns if turn["role"] != "system"] or posts
-        values |= {f"said{number}": said, f"posts{number}": "\n\n".join(texts)}
+        values |= {f"said{number}": text, f"posts{number}": "\n\n".join(texts)}
         dialogue += NEXT.replace("#", str(number))
     ask.note(num_turns=number)
     return await ask("rag", items=join(searches, record) if searches else record.best(ask.num_contexts))

@@ -188,14 +188,14 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
-    files, own = [args.target_addr, args.worst_addr], set(prompt.placeholders)
+    files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
-        own |= set(task.gold_plan_needs)
+        shown |= set(task.gold_plan_needs)
     if args.objective == "grpo":
         strategy = noted_settings(args.score_addr[0]).get("strategy")
-        own |= set(task.metrics.get(strategy, task.first_metric).needs)
+        shown |= set(task.metrics.get(strategy, task.first_metric).needs)
         files.append(scored_addr(args))
-    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(own & task.hidden_fields)}
+    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(shown & task.hidden_fields)}
     for path in filter(None, files):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them

@@ -152,8 +152,8 @@ def sample_scores(
         lower_is_better = metric_behind(files[0]).lower_is_better
     if lower_is_better and args.keep_cut:
         raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
-    given = [score for of_sample in scores for score in of_sample.values() if score is not None]
-    if args.keep_cut and min(given, default=0) < 0:
+    known_scores = [score for of_sample in scores for score in of_sample.values() if score is not None]
+    if args.keep_cut and min(known_scores, default=0) < 0:
         raise UserError("--keep_cut: some rewards are below 0, so 0 would not be a penalty; leave it out")
     rewards: dict[str, dict[int, float]] = defaultdict(dict)
     for number, of_sample in enumerate(scores):

@@ -71,7 +71,7 @@ def _split_channels(text: str) -> Split:
     """Split gpt-oss's channels; the last channel is the answer if it is the final one."""
     _, *parts = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = parts[::2], [_ENDS_MESSAGE.split(message)[0] for message in parts[1::2]]
-    reasoning = "\n".join(said.strip() for name, said in zip(names, messages, strict=True) if name != "final")
+    reasoning = "\n".join(message.strip() for name, message in zip(names, messages, strict=True) if name != "final")
     if names and names[-1] == "final":
         return Split(messages[-1], reasoning)
     return Split("", reasoning, unfinished=True)

@@ -72,9 +72,9 @@ def make_blocks(card: str, topic: str, conversation: Mapping[str, Any], count_to
             name = section["event"]
             if name is None or MessageId(topic, period, name, 0, "user") in texts:
                 name = str(number)
-            for turn, said in enumerate(section["turns"]):
+            for turn, message in enumerate(section["turns"]):
                 for role, speaker in zip(("user", "assistant"), conversation["speakers"], strict=True):
-                    texts[MessageId(topic, period, name, turn, role)] = f"{speaker}: {said[role]}"
+                    texts[MessageId(topic, period, name, turn, role)] = f"{speaker}: {message[role]}"
         messages = count_messages(texts, count_tokens)
         blocks.append(Block(topic, period, messages, tokens_of(messages)))
     return blocks
@@ -85,8 +85,8 @@ def make_small_talk(small_talk: Mapping[str, Any], count_tokens: CountTokens) ->
     pieces = []
     for number, turns in sorted((number, turns) for number, turns in small_talk.items() if turns is not None):
         texts = {
-            MessageId(SMALL_TALK, "", number, turn, role): f"{role.capitalize()}: {said[role]}"
-            for turn, said in enumerate(turns)
+            MessageId(SMALL_TALK, "", number, turn, role): f"{role.capitalize()}: {message[role]}"
+            for turn, message in enumerate(turns)
             for role in ("user", "assistant")
         }
         pieces.append(count_messages(texts, count_tokens))
@@ -147,17 +147,17 @@ def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random
     Other topics' blocks are shuffled within each period. They come between T's other blocks and its last one. If T
     `comes_first`, they come after all of T, except for a tenth that is spread among T's blocks before its last one.
     """
-    own, others = topics[far], []
+    of_topic, others = topics[far], []
     for period in PERIODS:
         same = [block for topic in topics if topic != far for block in topics[topic] if block.period == period]
         others += rng.sample(same, len(same))
     if not comes_first:
-        return [*own[:-1], *others, own[-1]]
+        return [*of_topic[:-1], *others, of_topic[-1]]
     near = math.ceil(len(others) / NEAR_SHARE)
-    places = set(rng.sample(range(near + len(own) - 1), near))
-    spread, earlier = iter(others[:near]), iter(own[:-1])
-    mixed = [next(spread if place in places else earlier) for place in range(near + len(own) - 1)]
-    return [*mixed, own[-1], *others[near:]]
+    places = set(rng.sample(range(near + len(of_topic) - 1), near))
+    spread, earlier = iter(others[:near]), iter(of_topic[:-1])
+    mixed = [next(spread if place in places else earlier) for place in range(near + len(of_topic) - 1)]
+    return [*mixed, of_topic[-1], *others[near:]]
 
 
 def add_small_talk(

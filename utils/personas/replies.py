@@ -202,8 +202,8 @@ def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[li
 
 def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events without a section."""
-    there = {section["event"] for section in sections}
-    return [event for event in events if event["date"] not in there]
+    dates = {section["event"] for section in sections}
+    return [event for event in events if event["date"] not in dates]
 
 
 def check_section(reply: Any) -> tuple[list[dict[str, str]] | None, Faults]:

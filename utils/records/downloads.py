@@ -54,7 +54,7 @@ def make_file(
     responses = {
         stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
     }
-    are_finished = [is_made_alike(made, own, overwrite) for made, own in {path: settings, **responses}.items()]
+    are_finished = [is_made_alike(made, wanted, overwrite) for made, wanted in {path: settings, **responses}.items()]
     if all(are_finished) and (
         beside is None or (beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256"))
     ):
@@ -69,8 +69,8 @@ def make_file(
             announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
             number, texts = write_questions(task, originals, files, staged)
             figures: dict[str, Any] = {"questions": number}
-            for response_path, own in responses.items():
-                publish(response_path, texts[own["response"]], {**run, "settings": own})
+            for response_path, wanted in responses.items():
+                publish(response_path, texts[wanted["response"]], {**run, "settings": wanted})
         else:
             figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
         expected = published.questions[split]

@@ -60,8 +60,8 @@ def read_originals(
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
             record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1
-        given = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is completed later
-        check_record(record, where, [*given, *(["target"] if "target" in record else [])])
+        required = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is completed later
+        check_record(record, where, [*required, *(["target"] if "target" in record else [])])
         if record["id"] in seen:
             before = seen[record["id"]].rpartition(": ")[2]
             raise UserError(f"{where}: id {quote(record['id'])} is also the id of {before}; ids must be unique")

@@ -117,8 +117,8 @@ def is_lamps_own(content: Any) -> bool:
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
     """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
     if task is None or task.files.read_answer is None:
-        whose = f" for {task.name}" if task else ""
-        raise UserError(f"{path}: a CSV file; give responses{whose} as JSON")
+        of_task = f" for {task.name}" if task else ""
+        raise UserError(f"{path}: a CSV file; give responses{of_task} as JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
     lines: dict[str, int] = {}
     for number, row in enumerate(table_rows(Path(path))):

@@ -105,8 +105,10 @@ class Ask(Steps):
             again |= values
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
         limits = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
-        own = {name: value for name, value in limits.items() if value is not None}
-        return (await self.record(prompt, items=items, values=values, model=model, parse=parse, own=own))["value"]
+        overrides = {name: value for name, value in limits.items() if value is not None}
+        return (await self.record(prompt, items=items, values=values, model=model, parse=parse, overrides=overrides))[
+            "value"
+        ]
 
     async def choose(
         self,
@@ -183,7 +185,7 @@ class Ask(Steps):
         shown = items if isinstance(items, History) else list(items)
         if chosen.gives_rewards:
             raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
-        same = hash(repr((key, role, prompt, texts, shown, more.get("own"), more.get("options"))))
+        same = hash(repr((key, role, prompt, texts, shown, more.get("overrides"), more.get("options"))))
 
         def make() -> Call:
             call = make_call(around.task, around.prompts, self._record, key, chosen, prompt, items, values, **more)

@@ -118,8 +118,8 @@ def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stage
     """Print what this machine has and lacks for these models and stages; `path` is an output on the disk to check."""
     loaded, lines, needed = [], [], 0
     for model in models:
-        if (own := model.describe_memory()) is not None:
-            lines += own
+        if (memory_lines := model.describe_memory()) is not None:
+            lines += memory_lines
         elif isinstance(model.chat, LocalChat):
             loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit))
     for stage in stages:

@@ -126,8 +126,8 @@ def choose_strategy(args: Arguments, task: Task) -> str:
     if metric.num_systems == 1:
         cli.check_same_number(args, "response_addr", "score_addr")
     elif (responses, scores) != (metric.num_systems, 1):
-        given = f"{responses} --response_addr, {scores} --score_addr"
-        raise UserError(f"{given}: --strategy {strategy} needs two response files and one score file")
+        numbers = f"{responses} --response_addr, {scores} --score_addr"
+        raise UserError(f"{numbers}: --strategy {strategy} needs two response files and one score file")
     cli.check_different("--score_addr", args.score_addr)
     check_verdicts(args, task, strategy)
     if metric.judge is None and args.num_shards > 1:

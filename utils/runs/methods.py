@@ -106,9 +106,9 @@ class Method:
         def is_beside(path: Path) -> bool:
             return path.parent == file.parent if is_around_ours else path.is_relative_to(file.parent)
 
-        own = [frame for frame in frames if Path(frame.filename) == file]
-        own = own or [frame for frame in frames if is_beside(Path(frame.filename))] or frames
-        return f"{own[-1].filename}, line {own[-1].lineno}" if own else str(self.path)
+        in_file = [frame for frame in frames if Path(frame.filename) == file]
+        in_file = in_file or [frame for frame in frames if is_beside(Path(frame.filename))] or frames
+        return f"{in_file[-1].filename}, line {in_file[-1].lineno}" if in_file else str(self.path)
 
 
 def load_method(path: str) -> Method:
@@ -146,20 +146,20 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     """Return an answer's record in the output: value, fields of the call that gave it, notes, and figures by role."""
     calls = ask.calls
     value = value if value is not None and value.strip() else None
-    own = next(
+    fields = next(
         (call for _, call in reversed(calls) if isinstance(call["value"], str | None) and call["value"] == value), {}
     )
-    own = {name: field for name, field in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
+    fields = {name: field for name, field in fields.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
-        own = {"reason": NO_ANSWER, **own}
+        fields = {"reason": NO_ANSWER, **fields}
     # Notes that are a call's whole value, which its token limit cut: a training leaves them out.
     cut = {call["value"] for _, call in calls if call.get("truncated") and isinstance(call["value"], str)}
     cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
-    own |= {"cut_notes": cut_notes} if cut_notes else {}
+    fields |= {"cut_notes": cut_notes} if cut_notes else {}
     figures = {
         role: sum_calls(call for name, call in calls if name == role)
         for role in dict.fromkeys(name for name, _ in calls)
     }
     shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
     shown |= {"searches": ask.searches} if ask.searches else {}
-    return {"value": value and writable(value), **own, **shown, "calls": figures}
+    return {"value": value and writable(value), **fields, **shown, "calls": figures}

@@ -92,22 +92,21 @@ def check_shown(shown: Sequence[str], task: Task) -> None:
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     """Return the flags by role: the command's for the generator, with overrides for each --model."""
     flags = {"generator": args.replaced()}
-    for role, addr, own in args.model or []:
+    for role, addr, own_flags in args.model or []:
         if role in flags:
             raise UserError(f"--model {role}={addr}: the name is taken; choose another")
-        if args.openai and "base_url" not in own and Path(addr).is_dir():
+        if args.openai and "base_url" not in own_flags and Path(addr).is_dir():
             raise UserError(
                 f"--model {role}={addr}: is a folder here, but with --openai this model runs at the generator's API\n"
                 f"  give the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
             )
-        if args.openai and own.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
-            raise UserError(
-                f"--model {role}={addr}@{without_password(own['base_url'])}: needs a key: append ,api_key_addr=FILE"
-            )
+        if args.openai and own_flags.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
+            url = without_password(own_flags["base_url"])
+            raise UserError(f"--model {role}={addr}@{url}: needs a key: append ,api_key_addr=FILE")
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
-        openai = args.openai or "base_url" in own
+        openai = args.openai or "base_url" in own_flags
         addr = addr if openai else cli.without_link(addr)
-        flags[role] = args.replaced(model_addr=addr, openai=openai, **{**none, **own})
+        flags[role] = args.replaced(model_addr=addr, openai=openai, **{**none, **own_flags})
     return flags
 
 
@@ -215,10 +214,10 @@ def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
     model, _, url = (rest, "", "") if Path(cli.at_home(rest)).exists() else rest.partition("@")
-    own = {"base_url": cli.api_address(url)} if url else {}
+    flags = {"base_url": cli.api_address(url)} if url else {}
     for name, _, value in (part.partition("=") for part in parts):
         try:
-            own[name] = ROLE_FLAGS[name](value)
+            flags[name] = ROLE_FLAGS[name](value)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{name}={value}: {error}") from None
-    return role, cli.at_home(model), own
+    return role, cli.at_home(model), flags

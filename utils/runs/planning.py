@@ -54,9 +54,9 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     # fmt: on
     cli.add_price_arguments(parser, group, "planner_")
     parser.not_a_setting("--planner_base_url --planner_api_key_addr", "they only decide how the server is reached")
-    own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
+    api_flags = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
     why = "without --planner_base_url, because the planner is local"
-    parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")
+    parser.without_effect(api_flags, lambda args: not args.planner_base_url, why, "give --planner_base_url")
     parser.without_effect("--planner_base_url", lambda args: not args.planner_model, "without --planner_model")
 
 
@@ -111,12 +111,12 @@ def stages_of_plans(
 ) -> list[Stage]:
     """Return a stage for each dataset's plans, which writes <output>.plans.json; given and finished plans are read."""
     stages = []
-    addrs, given = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
-    for dataset, plans_addr, plans in zip(datasets, addrs, given, strict=True):
+    addrs, plans_by_dataset = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
+    for dataset, plans_addr, plans in zip(datasets, addrs, plans_by_dataset, strict=True):
         path = f"{dataset.output_addr}.plans.json"
         collect = partial(collect_responses, dataset.records, field="aspects")
-        own = settings | settings_of_plans(args, dataset, plans_addr, planner)
-        output = Output(path, own, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
+        settings_here = settings | settings_of_plans(args, dataset, plans_addr, planner)
+        output = Output(path, settings_here, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
         output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
         stages.append(
             Stage(
@@ -135,12 +135,12 @@ def stages_of_plans(
 
 def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
     """Return the stage that answers a dataset's questions by the plans of another stage."""
-    own, collect = dict(plans.outputs[0].settings), partial(collect_responses, dataset.records)
+    settings, collect = dict(plans.outputs[0].settings), partial(collect_responses, dataset.records)
     if learnt := model.saw_in_training:
-        saw = own.get("saw") or {"when": "training", "fields": []}
+        saw = settings.get("saw") or {"when": "training", "fields": []}
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
-        own["saw"] = saw | seen
-    output = Output(dataset.output_addr, own, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
+        settings["saw"] = saw | seen
+    output = Output(dataset.output_addr, settings, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
 
     def count(responses: Responses, answers: Pieces) -> dict[str, int]:
         without_plan = sum(answer["plan"] is None for answer in answers.values())
@@ -207,11 +207,12 @@ class Planner(Model):
 def choose_planner(args: Arguments) -> Planner:
     """Return the planner, sampled as the generator is; where it runs does not depend on where the generator does."""
     openai = bool(args.planner_base_url)
-    own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
-    own |= {name: getattr(args, f"planner_{name}") for name in ("price_in", "price_out", "price_cached")}
-    own |= dict.fromkeys(("model_id", "reasoning_parser", "extra_body"))  # the generator's; so is --seed none
-    own |= {} if openai else {"seed": args.seed or 0}
-    flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **own)
+    flags_of_planner = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
+    flags_of_planner |= {name: getattr(args, f"planner_{name}") for name in ("price_in", "price_out", "price_cached")}
+    # These are the generator's; so is --seed none.
+    flags_of_planner |= dict.fromkeys(("model_id", "reasoning_parser", "extra_body"))
+    flags_of_planner |= {} if openai else {"seed": args.seed or 0}
+    flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **flags_of_planner)
     return choose_model(flags, Planner, max_tokens_flag="--max_tokens_plan", for_api="add --planner_base_url")
 
 

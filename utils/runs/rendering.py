@@ -58,7 +58,7 @@ def make_call(
     values: Mapping[str, str],
     *,
     parse: Parser | Callable[[str], Any] | None = None,
-    own: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     schema: Mapping[str, Any] | str | None = None,
     options: Mapping[str, str] | None = None,
     variant: Variant | None = None,
@@ -69,7 +69,7 @@ def make_call(
 
     Args:
         parse: instead of the benchmark's parser of answers.
-        own: max_tokens and temperature, which override the flags, and stop.
+        overrides: max_tokens and temperature, which override the flags, and stop.
         schema: the schema for the output, instead of the benchmark's.
         options: texts by name; the likeliest is chosen.
         variant: another form of the question, with its own values and parser.
@@ -78,22 +78,22 @@ def make_call(
 
     ValueError if a method's call is invalid.
     """
-    own = dict(own or {})
-    _check(items, parse, own)
+    overrides = dict(overrides or {})
+    _check(items, parse, overrides)
     prompt, is_named = prompts[name], name in prompts
     filled = task.values(record) | (variant.values if variant else {}) | values
     _check_filled(prompt, filled, values, items)
     filled = {placeholder: str(value) for placeholder, value in filled.items() if placeholder in prompt.placeholders}
-    own["max_tokens"] = model.limit(own.get("max_tokens"))
+    overrides["max_tokens"] = model.limit(overrides.get("max_tokens"))
     if schema is None and is_named and parse is None:
         schema = task.output.schema
     if schema is None:
         # The output has no schema, and the temperature does not rise with the tries.
-        own["constrained_decoding"] = "fallback"
+        overrides["constrained_decoding"] = "fallback"
     tokens = {option: model.chat.render_option(text) for option, text in options.items()} if options else None
     if tokens:
-        own["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
-    policy = replace(model.policy, schema=schema, **own | {"stop": tuple(own.get("stop", ()))})
+        overrides["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
+    policy = replace(model.policy, schema=schema, **overrides | {"stop": tuple(overrides.get("stop", ()))})
     if is_named and parse is None:
         parse = variant.parse if variant else task.output.parse
     window = replace(model.window, max_tokens=policy.max_tokens)
@@ -106,16 +106,16 @@ def make_call(
     return replace(call, options=tokens)
 
 
-def _check(items: Any, parse: Any, own: Mapping[str, Any]) -> None:
+def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:
     if isinstance(items, str):
         raise ValueError("ask: items is a single text; give a list of texts")
     for flag, value, kinds in (
-        ("max_tokens", own.get("max_tokens", 1), int),
-        ("temperature", own.get("temperature", 0), float | int),
+        ("max_tokens", overrides.get("max_tokens", 1), int),
+        ("temperature", overrides.get("temperature", 0), float | int),
     ):
         if not isinstance(value, kinds) or value < (flag == "max_tokens"):
             raise ValueError(f"ask: {flag} is {value!r}; give a number")
-    stop = own.get("stop", ["text"])
+    stop = overrides.get("stop", ["text"])
     if not isinstance(stop, list | tuple) or not stop or not all(isinstance(text, str) and text for text in stop):
         raise ValueError(f"ask: stop is {stop!r}; give a list of texts")
     if inspect.iscoroutinefunction(parse):

@@ -184,8 +184,8 @@ class Run:
         if problem is not None:
             engines = {}
         requested = self.num_requested()
-        own = [engine for role, engine in engines.items() if role in self.stage.models]
-        concurrency = max((engine.concurrency for engine in own), default=AT_ONCE)
+        stage_engines = [engine for role, engine in engines.items() if role in self.stage.models]
+        concurrency = max((engine.concurrency for engine in stage_engines), default=AT_ONCE)
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
         left, untried = {}, {}  # records that need another engine, and records not begun
         args, stage = self._args, self.stage
@@ -193,7 +193,7 @@ class Run:
         around = Surroundings(*shared, stage.search, is_traced=bool(self._traces))
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
-        may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)
+        may_stop = only_model and not (stage_engines or is_dry or problem or only_model.completions.cached_only)
 
         async def work() -> None:
             for key, record in waiting:
@@ -211,14 +211,14 @@ class Run:
         self._progress = None
         if not (is_dry or self._is_inner):
             done = self.total - len(self.left)
-            self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not own)
+            self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not stage_engines)
         with closing(self._progress) if self._progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
             raise self._error
         untried.update(waiting)
         if self.num_requested() > requested:
-            self.device = own[0].device
+            self.device = stage_engines[0].device
         left, untried = self._note_outage(left, untried, problem)
         self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
 

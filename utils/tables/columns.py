@@ -234,8 +234,8 @@ def correct_all(comparisons: list[Comparison]) -> None:
     """
     for test in (T_TEST, PERMUTATION):
         p_values = [comparison.p_values.get(test) for comparison in comparisons]
-        own = [comparison.p_values[comparison.test] for comparison in comparisons]
-        adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
+        of_dagger = [comparison.p_values[comparison.test] for comparison in comparisons]
+        adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, of_dagger, strict=True)])
         for comparison, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
             if test in comparison.p_values:
                 comparison.p_values[holm_name(test)] = None if p is None else corrected
@@ -247,7 +247,7 @@ def holm_name(test: str) -> str:
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
     """Return whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
-    own = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
-    if not own or len(own) < len({comparison.baseline for comparison in comparisons}):
+    of_cell = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
+    if not of_cell or len(of_cell) < len({comparison.baseline for comparison in comparisons}):
         return False
-    return not own[0].board.system(system).excluded and all(comparison.is_better for comparison in own)
+    return not of_cell[0].board.system(system).excluded and all(comparison.is_better for comparison in of_cell)

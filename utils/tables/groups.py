@@ -24,12 +24,12 @@ def with_own_groups(
     """
     word, _, subword = task.group_words
     entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
-    there = dict.fromkeys(map(_subgroup, entries))
-    is_one_group = not any(there) and not any(entry["group"] for entry in entries)
+    subgroups = dict.fromkeys(map(_subgroup, entries))
+    is_one_group = not any(subgroups) and not any(entry["group"] for entry in entries)
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
-    if unknown := [name for name in joined if name not in there]:
-        names = ", ".join(quote(name) for name in there if name is not None) or "not known"
+    if unknown := [name for name in joined if name not in subgroups]:
+        names = ", ".join(quote(name) for name in subgroups if name is not None) or "not known"
         raise UserError(
             f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {names}"
         )

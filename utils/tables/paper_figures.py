@@ -108,11 +108,11 @@ def systems_figure(systems: list[System]) -> "Figure":
     that rises by 155% would be above 1.
     """
     means = list(map(column_means, systems))
-    groups = [group for group in means[0] if any(own[group] is not None for own in means)]
+    groups = [group for group in means[0] if any(row[group] is not None for row in means)]
     width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
     figure = new_figure(width, 2.8)
     panel = figure.subplots()
-    bars = [draw_system(panel, [own[group] for group in groups], i, len(systems)) for i, own in enumerate(means)]
+    bars = [draw_system(panel, [row[group] for group in groups], i, len(systems)) for i, row in enumerate(means)]
     ends = [(means[0][group], means[-1][group]) for group in groups]
     percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
@@ -120,7 +120,7 @@ def systems_figure(systems: list[System]) -> "Figure":
     panel.set_xlim(-0.5, len(groups) - 0.5)
     tidy(panel, **TICKS)
     panel.tick_params(axis="x", length=0)
-    highest = max(own[group] or 0 for own in means for group in groups)
+    highest = max(row[group] or 0 for row in means for group in groups)
     panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel(score_label(systems[0].metric), fontsize=TEXT, labelpad=2)
     last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
@@ -209,26 +209,26 @@ def groups_figure(systems: list[System]) -> "Figure":
     from matplotlib import colormaps
 
     points = [points_of(system) for system in systems]
-    columns = [name for name in columns_of(systems[0].task) if any(own[name].mean is not None for own in points)]
+    columns = [name for name in columns_of(systems[0].task) if any(row[name].mean is not None for row in points)]
     row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
     figure = new_figure(PAGE, 1.1 + len(columns) * row_height)
     panel = figure.subplots()
     marks = []
-    for number, own in enumerate(points):
+    for number, row in enumerate(points):
         # Each system is paler than the one before, also in grey; its mark distinguishes it from the others.
         color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
         offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
-        scored = [(place + offset, own[name]) for place, name in enumerate(columns) if own[name].mean is not None]
+        scored = [(place + offset, row[name]) for place, name in enumerate(columns) if row[name].mean is not None]
         for place, point in scored:
             if point.interval is not None:
                 panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
         style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
         marks += panel.plot([point.mean for _, point in scored], [place for place, _ in scored], **style)
-    labels = [group_label(name, [own[name].questions for own in points]) for name in columns]
+    labels = [group_label(name, [row[name].questions for row in points]) for name in columns]
     panel.set_yticks(range(len(columns)), labels)
     panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
     panel.set_ylim(len(columns) - 0.5, -0.5)
-    low, high = score_limits([own[name] for own in points for name in columns], systems[0].metric)
+    low, high = score_limits([row[name] for row in points for name in columns], systems[0].metric)
     panel.set_xlim(low, high)
     tidy(panel, "x", **TICKS)
     panel.tick_params(axis="y", length=0)

@@ -70,11 +70,11 @@ def read_paper(
         )
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
     # If the user's data add a category, the paper's average is not comparable.
-    own = {MACRO} if {*task.groups} - {*columns} else set()
+    left_out = {MACRO} if {*task.groups} - {*columns} else set()
     scores, daggers = {}, set()
     for method, printed in methods.items():
         placed = zip(columns, printed["scores"], strict=True)
-        scores |= {(method, column): score for column, score in placed if score is not None and column not in own}
+        scores |= {(method, column): score for column, score in placed if score is not None and column not in left_out}
         marks = zip(columns, printed.get("daggers", ()), strict=False)
         daggers |= {(method, column) for column, dagger in marks if dagger}
     if shown is not None and not {column for _, column in scores} & set(shown.values()):

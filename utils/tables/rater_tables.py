@@ -35,10 +35,10 @@ def raters_table(results: Results) -> Table:
     rows = []
     for rater in results.raters:
         ids = key["raters"][rater]
-        said = [rating.said[rater] for rating in results.ratings.values() if rating.said[rater] is not None]
+        decisions = [rating.said[rater] for rating in results.ratings.values() if rating.said[rater] is not None]
         open_ids = {rating.question_id for rating in results.ratings.values() if rating.said[rater] is None}
-        seconds = number(median(decision["seconds"] for decision in said) if said else None, 1)
-        shown = Counter(decision["value"] for decision in said)
+        seconds = number(median(decision["seconds"] for decision in decisions) if decisions else None, 1)
+        shown = Counter(decision["value"] for decision in decisions)
         finished = len(set(ids) - open_ids)
         rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
     silent = [rater for rater in key["raters"] if rater not in results.raters]
@@ -55,8 +55,10 @@ def preferences_table(results: Results) -> Table:
     first, second = (printable(one_line(system["name"])) for system in results.key["systems"])
     rows = []
     for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
-        said = sum(chosen.count(choice) for chosen in choices.values())
-        rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
+        number_of_choices = sum(chosen.count(choice) for chosen in choices.values())
+        rows.append(
+            [name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(number_of_choices)]
+        )
     notes = [
         f"An outcome is the choice of more than half of the raters, else a tie ({figures['no_majority']} questions).",
         describe_sign_test(figures, first, second),
@@ -161,8 +163,10 @@ def disagreements_table(results: Results) -> Table:
     apart.sort(key=lambda entry: -entry[0] if SCALES[entry[1].scale]["steps"] else 0)
     rows = []
     for _, rating in apart:
-        said = {rater: str(names.get(value, value)) for rater, value in rating.values.items()}
-        rows.append([rating.question_id, rating.scale, rating.about, *(said.get(name, "") for name in results.raters)])
+        answers = {rater: str(names.get(value, value)) for rater, value in rating.values.items()}
+        rows.append(
+            [rating.question_id, rating.scale, rating.about, *(answers.get(name, "") for name in results.raters)]
+        )
     return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
 
 

@@ -119,9 +119,9 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
         raise UserError(f"{path}: not a result file of a study's page: {error}") from None
     if content["study"] != key["study"]:
-        given, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
+        study, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
         raise UserError(
-            f"{path}: is from study {given}, but the key is for study {wanted}\n  give the key of that study"
+            f"{path}: is from study {study}, but the key is for study {wanted}\n  give the key of that study"
         )
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: is from rater {quote(content['rater'])}, who is not in the study")
@@ -166,10 +166,11 @@ def collected(results: Results) -> dict[str, Any]:
     questions = results.key["questions"]
     verdicts = {  # for questions with all aspects rated
         question_id: {
-            slot: as_verdict(median(values.values()), f"{question_id} {slot}") for slot, values in said.items()
+            slot: as_verdict(median(values.values()), f"{question_id} {slot}")
+            for slot, values in values_by_slot.items()
         }
-        for question_id, said in by_question.items()
-        if len(said) == len(questions[question_id]["aspects"])
+        for question_id, values_by_slot in by_question.items()
+        if len(values_by_slot) == len(questions[question_id]["aspects"])
     }
     return {"responses": responses[0][0], "verdicts": verdicts}
 

@@ -153,13 +153,13 @@ def describe_answer(
 
 
 def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
-    said = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
+    texts = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
     notes = {
-        f"reason: {said['reason']}": answer.get("reason"),
-        f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
+        f"reason: {texts['reason']}": answer.get("reason"),
+        f"answered without a plan: {texts['no_plan']}": answer.get("no_plan"),
         "cut off at --max_tokens": answer.get("truncated"),
         "read from damaged JSON": answer.get("parsed") == "repaired",
-        f"{said['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
+        f"{texts['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
         f"the first of {num_others + 1} answers": num_others,
     }
     return [note for note, is_so in notes.items() if is_so]
@@ -168,7 +168,7 @@ def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
 # A history that many questions share
 
 
-def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequence[Item]]) -> dict[str, Any]:
+def show_history(profile: Profile, share: float | None, items_by_side: Mapping[int, Sequence[Item]]) -> dict[str, Any]:
     """Return the messages to show, each with its place and the systems that were given it.
 
     These are the beginning and the end, the messages around the place that the question is about, and the
@@ -184,7 +184,7 @@ def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequ
     shown = {*range(AT_START), *range(len(messages) - AT_END, len(messages))}
     shown |= set() if cited is None else set(range(cited - BEFORE, cited + AFTER))
     systems: dict[int, list[int]] = {}
-    for system, items in given.items():
+    for system, items in items_by_side.items():
         for place in (place for item in items[:MOST_ITEMS] for place in item["places"][:OF_ITEM]):
             systems.setdefault(place, []).append(system)
     rows = []
@@ -244,7 +244,7 @@ def score_panels(board: Board) -> list[Shown]:
     ]
     limits = [limit if math.isfinite(limit) else None for limit in board.metric.limits]
     return [
-        {"group": board.name_of(group), "limits": limits, "points": [asdict(own[group]) for own in points]}
+        {"group": board.name_of(group), "limits": limits, "points": [asdict(by_group[group]) for by_group in points]}
         for group in shown
     ]
 

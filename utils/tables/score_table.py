@@ -114,10 +114,10 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
     """Split the boards, without splitting a task, so that each part's table fits on a narrow page."""
     pages: list[list[Board]] = [[]]
     for _, same in groupby(boards, key=lambda board: board.task.name):
-        own = list(same)
-        if pages[-1] and len(pages[-1]) + len(own) > PAGE_COLUMNS:
+        boards_of_task = list(same)
+        if pages[-1] and len(pages[-1]) + len(boards_of_task) > PAGE_COLUMNS:
             pages.append([])
-        pages[-1] += own
+        pages[-1] += boards_of_task
     return pages
 
 
@@ -274,8 +274,8 @@ def _describe_pairs(comparison: Comparison) -> str:
 
 def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
-    own = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
-    yield f"Beside each mean: the paper's {paper.title}{own}, and the difference from it."
+    with_daggers = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
+    yield f"Beside each mean: the paper's {paper.title}{with_daggers}, and the difference from it."
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:
@@ -305,8 +305,8 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
-    own = [comparison for comparison in comparisons if comparison.system == row.name]
-    for _, same in groupby(own, key=lambda comparison: (comparison.baseline, comparison.board.title)):
+    of_row = [comparison for comparison in comparisons if comparison.system == row.name]
+    for _, same in groupby(of_row, key=lambda comparison: (comparison.baseline, comparison.board.title)):
         record |= _csv_comparisons(list(same))
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():

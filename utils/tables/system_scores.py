@@ -192,8 +192,10 @@ def read_boards(
         task, placed = with_own_groups(task, of_task, joined)
         scores, systems = scores | placed, []
         for row, paths in rows.items():
-            own = {path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)}
-            systems += [_make_system(row, task, name, own)] if own else []
+            scores_of_row = {
+                path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)
+            }
+            systems += [_make_system(row, task, name, scores_of_row)] if scores_of_row else []
         boards.append(Board(task, name, systems, list(rows), is_alone))
         check_same_judge({path: content for system in systems for path, content in system.files.items()})
     for name in dict.fromkeys(board.task.name for board in boards):
