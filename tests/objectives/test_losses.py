@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from utils import train_generator
 from utils.benchmarks import tasks
+from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
-from utils.generation.local_chat import LocalChat
 from utils.models.base_model import NO_LOSS
 from utils.objectives.lessons import distillation_lessons
-from utils.objectives.trainers import DistillationTrainer, PairTrainer, forward_kl, reply_logits
+from utils.objectives.pairs import PairTrainer
+from utils.objectives.trainers import DistillationTrainer, forward_kl, reply_logits
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, trainer_settings
 

@@ -224,7 +224,7 @@ def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
 def load_trainer(args: Namespace) -> type:
     """Import the objective's trainer, with torch and perhaps TRL."""
     if args.objective == "dpo":
-        from utils.objectives.trainers import PairTrainer
+        from utils.objectives.pairs import PairTrainer
 
         return PairTrainer
     from utils.objectives import trainers

@@ -4,24 +4,19 @@ It imports torch. DPO is in pairs.py, which imports TRL too.
 """
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
-from trl import DPOConfig, DPOTrainer
 
 from utils.cli.progress import Progress
 from utils.generation.beams import batches, fuse, pad_passages, room_of, write
+from utils.generation.chat import passages_of
 from utils.generation.encoder_decoder import NUM_BEAMS
-from utils.generation.requests import passages_of
 from utils.models.base_model import NO_LOSS, target_log_probs, write_reply
 from utils.training.examples import Example, Training
-from utils.training.resumable import Resumable
 from utils.training.trainer import CausalTrainer, TextTrainer, Written
 
 CLIP = 0.2  # of GRPO's ratio, on both sides
@@ -183,31 +178,3 @@ class ScoreTrainer(CausalTrainer):
         loss = clipped_loss(target_log_probs(model, **inputs), before, advantages, self._training.args.kl).sum()
         # The gradients are averaged over processes.
         return loss / self._tokens_per_step * self.accelerator.num_processes
-
-
-class PairTrainer(Resumable, DPOTrainer):
-    """DPO (arXiv 2305.18290) with the start model as reference: the base without the adapter, or the start adapter."""
-
-    def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
-        rows = [
-            {
-                "prompt_ids": list(example.prompt),
-                "chosen_ids": list(example.target),
-                "rejected_ids": list(example.rejected),
-            }
-            for example in training.examples
-        ]
-        self._training = training
-        config = DPOConfig(**settings, beta=training.args.beta, max_length=None)
-        dataset, tokenizer = Dataset.from_list(rows), training.chat.tokenizer
-        super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)
-
-    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset  # it is tokenized
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        shutil.rmtree(Path(output_dir or self.args.output_dir, "ref"), ignore_errors=True)  # made at each start
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no model card: TRL's knows neither base model nor data; manifest.json has both."""
