@@ -1,4 +1,4 @@
-"""Lock outputs: `<output>.lock` names the host and the process that is writing the output."""
+"""Lock outputs: `<output>.lock` names the host and the process that is writing; a folder is filled under its lock."""
 
 import fcntl
 import json
