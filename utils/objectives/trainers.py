@@ -13,8 +13,8 @@ from accelerate.utils import gather_object
 
 from utils.cli.progress import Progress
 from utils.generation.beams import batches, fuse, pad_passages, room_of, write
-from utils.generation.chat import passages_of
 from utils.generation.encoder_decoder import NUM_BEAMS
+from utils.generation.requests import passages_of
 from utils.models.base_model import NO_LOSS, target_log_probs, write_reply
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, TextTrainer, Written
