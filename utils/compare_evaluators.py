@@ -38,7 +38,7 @@ from utils import cli
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import settings_of
 from utils.parsing.plans import one_line
@@ -46,7 +46,7 @@ from utils.records.scores import Scores, metric_of, read_scores, strategy_in_wor
 from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement, judge_trials
 from utils.tables.agreement import Evaluator, Human
-from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed, to_markdown
+from utils.tables.formats import NOT_COMPARED, Cell, Table, interval_text, number, p_text, signed, to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.score_table import share_intervals_note
 from utils.tables.significance import differences
@@ -345,7 +345,9 @@ def describe_humans(human: dict[str, Any]) -> str:
     if named > most:
         raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
-        raters += f" for {human['num_rated_by_all']} of {human['num_questions']} questions, fewer for the others"
+        raters += (
+            f" for {human['num_rated_by_all']} of {counted(human['num_questions'], 'question')}, fewer for the others"
+        )
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if most > 1:
         text += f"; {human['no_majority']} of the ties because there is no majority"

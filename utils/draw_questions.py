@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
 from utils.files.writing import check_could_write, locked
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
     with locked(path):
         publish(path, map(dataset.__getitem__, numbers), describe_run(vars(args), settings, None, **figures))
-    print(f"{path}: {len(numbers)} of {len(ids)} questions")
+    print(f"{path}: {len(numbers)} of {counted(len(ids), 'question')}")
     return 0
 
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import counted, first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
@@ -41,7 +41,6 @@ from utils.tables import paper_figures
 from utils.tables.best_of_n import best_of_n_figure, make_curve
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
-from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
 from utils.tables.sample_scores import read_sample_scores, split
@@ -248,7 +247,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
                 f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
             )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
-        raise UserError(f"{path}: has {len(evaluators)} evaluators; figure 4 takes 2 to {MOST_EVALUATORS}")
+        raise UserError(f"{path}: has {counted(len(evaluators), 'evaluator')}; figure 4 takes 2 to {MOST_EVALUATORS}")
     return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.writing import check_could_write, replace_link
 from utils.records.scores import Scores, metric_behind, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
-from utils.tables.formats import counted
 from utils.tables.system_scores import System, check_same_content, check_same_judge, with_own_groups
 
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     scores = [copy / path.name for path in sampled[1]]
     examples, notes = examples_of(folder, trace, scores)
     kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
-    assert len(kept) != len(examples) or "1 calls that were cut off are left out" not in notes
+    assert len(kept) != len(examples) or "left out: 1 call cut off" not in notes
     assert not any("cut off" in note for note in notes_kept)
     for length, left in ((8, 0), (200, len(kept))):
         fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
@@ -208,7 +208,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     content["num_unscored"] = 1
     rounds.rewrite(scores[0], json.dumps(content))
     _, notes = examples_of(folder, trace, scores)
-    assert "1 samples without a verdict are left out" in notes
+    assert "left out: 1 sample without a verdict" in notes
 
 
 # Rewards

@@ -171,7 +171,7 @@ def test_defaults_match_the_paper(monkeypatch):
         args = with_defaults(args)
         assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
-    assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
+    assert "x 1 process = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
     described = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
     assert described == f"{batch.format(64, 4, 256)} (paper: 32)"

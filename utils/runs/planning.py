@@ -7,7 +7,7 @@ from prompts import Prompt, load_prompt
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
-from utils.cli.errors import first_five
+from utils.cli.errors import counted, first_five
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
@@ -90,7 +90,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     if missing := [key for key in keys if key not in plans]:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
-            f"{path}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
+            f"{path}: lacks {len(missing)} of {counted(len(keys), 'plan')} of this run: {named}\n"
             "  make them with --planner_model, or lower --num_generated_outputs or --limit"
         )
     return {key: plans[key] for key in keys}

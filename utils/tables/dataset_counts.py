@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from utils.benchmarks.checks import number_in
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import printable, quote
+from utils.cli.errors import plural, printable, quote
 from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import DatasetFile, with_profile
 from utils.records.leaks import find_leaks
-from utils.tables.formats import plural
 from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Any, NotRequired, TypedDict
 
 from utils.cli import UserError
-from utils.cli.errors import printable, quote
+from utils.cli.errors import counted, printable, quote
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
 from utils.files.manifest import read_manifest, settings_of
@@ -240,8 +240,9 @@ def preferences_table(results: Results) -> Table:
     for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
         said = sum(chosen.count(choice) for chosen in choices.values())
         rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
+    ties = counted(figures["no_majority"], "question")
     notes = [
-        f"An outcome is the choice of more than half of the raters, else a tie ({figures['no_majority']} questions).",
+        f"An outcome is the choice of more than half of the raters, else a tie ({ties}).",
         describe_sign_test(figures, first, second),
     ]
     return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)

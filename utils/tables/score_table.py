@@ -8,10 +8,10 @@ from typing import Any
 
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, plural, quote
 from utils.files.json_files import read_json
 from utils.tables.columns import MACRO, PERMUTATION, T_TEST, Comparison, column_means, columns_of, has_dagger, points_of
-from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.formats import NOT_COMPARED, Cell, Table, interval_text, number, p_text, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.tables.system_scores import Board, cluster_names
