@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
     if size > len(ids):
-        raise UserError(f"--questions_per_round {size}: {source} has {len(ids)}; give no more than that")
+        held = counted(len(ids), "question")
+        raise UserError(f"--questions_per_round {size}: {source} has {held}; give no more than that")
     random.Random(args.seed).shuffle(ids)
     start = (args.round - 1) * size
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}

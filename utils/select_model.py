@@ -3,7 +3,7 @@
   python utils/select_model.py --model_addr round_1/policy/last round_2/policy/last \\
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
-The scores must be of the same judge and the same questions. Compared are a table's averages, over the questions that
+The scores must be of the same judge and the same questions. A table's averages are compared, over the questions that
 have a score in every file. In a tie, the first model wins.
 """
 

@@ -46,8 +46,8 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
     add("--output_addr", metavar="FILE", help="output file for the best response to each question")
     add("--worst_addr", metavar="FILE",
-        help="output file for the worst response to each of these questions; drops questions with equal scores only, "
-        "or no score (default: none)")
+        help="output file for the worst response to each of these questions; questions whose responses all have the "
+        "same score, or none, are dropped (default: no file)")
     add("--min_score", type=cli.finite_float, metavar="SCORE",
         help="drop questions whose best response scores less, or has no score (default: no minimum)")
     parser.without_effect(

@@ -243,7 +243,7 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
     num_cut, printed = 3 if objective == "dpo" else 2, capsys.readouterr().out
     assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed
     assert "\n  1 question left out: nothing to learn\n" in printed
-    assert f"\n  {num_cut} questions with a text that was cut, or exceeds --max_target_length, are left" in printed
+    assert f"\n  {num_cut} questions left out: the text was cut, or exceeds --max_target_length" in printed
 
 
 def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_path, capsys):
@@ -256,7 +256,7 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     for more, num_cut in ((["--prompt", "feedback"], 1), ([], 0)):
         train_dry(tmp_path, "--target_addr", runs.output, *more)
         printed = capsys.readouterr().out
-        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("a text that was cut") == num_cut
+        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("the text was cut") == num_cut
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_missing_file_is_named(tmp_path, words):
 
 def test_a_training_on_no_question_is_refused(tmp_path):
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
-    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"
+    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions left out: nothing to learn"
     with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 

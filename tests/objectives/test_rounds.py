@@ -201,7 +201,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     assert not any("cut off" in note for note in notes_kept)
     for length, left in ((8, 0), (200, len(kept))):
         fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
-        assert len(fitting) == left and any(f"{len(kept)} calls that exceed" in note for note in notes) == (left == 0)
+        assert len(fitting) == left and any(f"{len(kept)} calls too long for" in note for note in notes) == (left == 0)
     content = json.loads(scores[0].read_text())
     entry = content["per_question_scores"][0]
     entry["score"] = entry["details"][0]["score"] = None

@@ -566,7 +566,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
     for words, message in (
-        (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
+        (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
         (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
         (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),

@@ -491,7 +491,7 @@ def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
         UserError, match=rf"1\.json: was made with other settings: drawn: questions_per_round: {size}, now 2"
     ):
         draw(1, 2)
-    with pytest.raises(UserError, match=f"has {len(ids)}; give no more than that"):
+    with pytest.raises(UserError, match=f"has {len(ids)} questions; give no more than that"):
         draw(3, len(ids) + 1)
 
 

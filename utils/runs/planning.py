@@ -43,7 +43,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     parser.not_a_setting("--planner_target", "the lead-in of the plans is a setting")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
-        help="address of the planner's API, also if it is the generator's (default: a local planner)")
+        help="address of the planner's API, even if it is the generator's too (default: a local planner)")
     group.add_argument("--planner_api_key_addr", metavar="FILE",
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
