@@ -223,7 +223,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
     parts = [part for question in questions.values() for part in metric.parts(question)]
     if incomplete := sum(not all(part) for part in parts):
         texts = "a text that the judge sees (such as evidence or reason)"
-        print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
+        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {texts}", file=sys.stderr)
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
