@@ -73,7 +73,7 @@ def build_parser() -> cli.FlagParser:
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
-    add("--lora_alpha", type=cli.positive_int, default=16, help="scale of the update, times the rank (%(default)s)")
+    add("--lora_alpha", type=cli.positive_int, default=16, help="scales the update by this / --lora_rank (%(default)s)")
     add("--lora_dropout", type=cli.non_negative_float, default=0.05,
         help="dropout before the update, below 1 (%(default)s)")
     add("--lora_target_modules", nargs="+", metavar="NAME",

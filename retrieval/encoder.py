@@ -17,6 +17,7 @@ import numpy as np
 
 from retrieval.pooling import MEAN, Pooling
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.cli.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source
@@ -291,7 +292,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
     remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
     if count > 1 and size > 1:
         remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
-    what = f"{count} texts of up to {longest} tokens at a time, on {model.device}"
+    what = f"{counted(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]

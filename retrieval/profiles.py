@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from utils.benchmarks.checks import Item, Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.records.contexts import with_unit
 from utils.records.datasets import DatasetFile
 
@@ -52,7 +53,8 @@ class Source:
                     "  use --random_profile with the original dataset"
                 )
             if len(set(users)) < 2:
-                same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
+                questions = counted(len(users), "question")
+                same = f"field {self.dataset.task.user_field!r} is always {users[0][1]!r} ({questions})"
                 raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
             self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts in each question's profile
@@ -94,7 +96,7 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
         return f"note: {path}: no post has a readable date; the last one in each profile counts as the latest"
-    behind = f"; {undated} of {posts} posts have no readable date and come last" if undated else ""
+    behind = f"; {undated} of {counted(posts, 'post')} without a readable date, placed last" if undated else ""
     return f"note: {path}: the latest posts are chosen by date{behind}"
 
 

@@ -43,6 +43,7 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
+from utils.cli.errors import counted, named
 from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
@@ -148,7 +149,8 @@ def main(argv: list[str] | None = None) -> int:
         device = order_all(args, compared, source, ranked, store, pooling, kept, counts)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.publish(device, counts=counts)
-    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
+    posts = named(counts["posts"], task.item_words)
+    print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
     return 0
 
 
@@ -194,7 +196,7 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     if source.by_date:
         print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
     if use_date:
-        undated = f"{counts['undated_posts']} of {counts['posts']} posts have no readable date"
+        undated = f"{counts['undated_posts']} of {counted(counts['posts'], 'post')} without a readable date"
         print(f"note: {args.input_dataset_addr}: dates are part of the ranked texts; {undated}", file=sys.stderr)
     return counts
 
@@ -213,10 +215,11 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> No
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int, is_finished: bool) -> None:
     """Print what would be ranked, and what this machine has and lacks for that; --dry_run FILE: what is embedded."""
     texts = sum(source.sizes)
-    print(f"{questions} questions with {texts} {source.dataset.task.item_words}, ranked by {args.ranker}")
+    posts = named(texts, source.dataset.task.item_words)
+    print(f"{counted(questions, 'question')} with {posts}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
     if args.ranker in WITH_ENCODER:
-        print(f"up to {texts + questions} texts to embed, cut at {args.max_length} tokens")
+        print(f"up to {counted(texts + questions, 'text')} to embed, cut at {args.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
     if isinstance(args.dry_run, str):

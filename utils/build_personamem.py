@@ -28,7 +28,7 @@ from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, named, quote
 from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import Lock
@@ -188,7 +188,7 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     sentences = inputs.read_personas(Path(args.personas_addr))
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
-        limit = f"{args.personas_addr} has {len(sentences)} personas"
+        limit = f"{args.personas_addr} has {counted(len(sentences), 'persona')}"
         raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; give a range within them")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
     topics = inputs.read_topics(Path(args.topics_addr), args.topics)
@@ -240,7 +240,7 @@ async def _answer(
 def _refuse_other(path: Path, wanted: Set[str], made: dict[str, Any]) -> None:
     """Raise UserError if a file has records that this command does not make, such as those of other personas."""
     if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
-        problem = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
+        problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
         raise UserError(f"{problem}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
 
 
@@ -255,7 +255,8 @@ def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
 def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
     dropped = Counter(figures["counts"])
     made = dropped.pop(output.unit)
-    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped{cost_in_words(figures)}"
+    counts = f"{counted(made, output.unit.removesuffix('s'))}, {named(dropped.total(), 'replies or parts dropped')}"
+    line = f"{output.path}: {counts}{cost_in_words(figures)}"
     return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 

@@ -36,7 +36,7 @@ from itertools import chain
 from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import settings_of
 from utils.parsing.plans import one_line
@@ -46,7 +46,7 @@ from utils.tables import agreement, judge_trials
 from utils.tables.agreement import Evaluator, Human
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
 from utils.tables.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
-from utils.tables.formats import counted, to_markdown
+from utils.tables.formats import to_markdown
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import add_unscored_argument

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks.task import ALL
-from utils.cli.errors import first_five
+from utils.cli.errors import counted, first_five
 from utils.scoring.means import mean
 from utils.tables.dataset_counts import EXTREMES, Column, read_columns
-from utils.tables.formats import Cell, Table, counted, interval_text, number, to_latex, to_markdown
+from utils.tables.formats import Cell, Table, interval_text, number, to_latex, to_markdown
 from utils.tables.score_table import share_intervals_note
 from utils.tables.significance import share_interval
 
@@ -89,7 +89,9 @@ def options_table(column: Column) -> Table:
         f"that option is right. {share_intervals_note(task.user_field if len(users) < len(column.choices) else '')}"
     )
     missing = column.num_questions - len(column.choices)
-    left_out = [f"{missing} of {column.num_questions} questions lack options or the right option and are left out."]
+    left_out = [
+        f"{missing} of {counted(column.num_questions, 'question')} left out: without options, or without the right one."
+    ]
     heads = [column.title, "Questions", *["Unique", "Right", "95% interval"] * len(EXTREMES)]
     above = ["", "", *(extreme for extreme in EXTREMES for _ in range(3))]
     return Table(heads, rows, [note, *(left_out if missing else [])], short=task.short, above=above)
@@ -115,14 +117,14 @@ def _count_notes(column: Column) -> Iterator[str]:
         yield f"{counted(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
     for name, sizes in column.sizes.items():
         if missing := column.num_questions - len(sizes):
-            yield f"{missing} of {column.num_questions} questions have no {name!r} and are left out of the mean."
+            yield f"{missing} of {counted(column.num_questions, 'question')} without {name!r}, left out of the mean."
         if column.task.files.sizes[name][0] is not float and (empty := sizes.count(0)):
-            yield f"{empty} of {column.num_questions} questions have an empty {name!r}, counted as 0."
+            yield f"{empty} of {counted(column.num_questions, 'question')} with an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
         posts = counted(sum(column.sizes["profile"]), "profile post")
         yield f"{count} of {posts} contain {name} word for word, though only the judge may see it."
     if missing := column.num_questions - column.communities.total():
-        yield f"{missing} of {column.num_questions} questions have no {column.task.group_field!r}."
+        yield f"{missing} of {counted(column.num_questions, 'question')} without {column.task.group_field!r}."
 
 
 def _group_notes(column: Column) -> Iterator[str]:

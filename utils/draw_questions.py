@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
@@ -51,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
     if size > len(ids):
-        raise UserError(f"--questions_per_round {size}: {source} has {len(ids)}; give no more than that")
+        held = counted(len(ids), "question")
+        raise UserError(f"--questions_per_round {size}: {source} has {held}; give no more than that")
     random.Random(args.seed).shuffle(ids)
     start = (args.round - 1) * size
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}
@@ -59,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
     with locked(path):
         publish(path, map(dataset.__getitem__, numbers), describe_run(vars(args), settings, None, **figures))
-    print(f"{path}: {len(numbers)} of {len(ids)} questions")
+    print(f"{path}: {len(numbers)} of {counted(len(ids), 'question')}")
     return 0
 
 

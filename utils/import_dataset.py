@@ -25,7 +25,7 @@ from utils import cli
 from utils.benchmarks.checks import Record, Text, check_field, check_form, check_json
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import kind, named, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             write_json(staged, with_profiles(questions, posts, file, counts))
         settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
         run |= describe_run(vars(args), settings, None, counts=counts)
-    print(f"{output}: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}")
+    print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
     return 0
 
 

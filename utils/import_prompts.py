@@ -48,6 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if not Path(args.code_dir).is_dir():
+        raise UserError(f"{args.code_dir}: no such folder\n  clone the public code first (docs/deviations.md)")
     files = {name: read_prompt(name, Path(args.code_dir), *place) for name, place in FUNCTIONS.items()}
     output = Path(args.output_dir)
     if is_finished(output, files):

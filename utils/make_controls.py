@@ -37,6 +37,7 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Controls
 from utils.benchmarks.task import Options
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
@@ -122,7 +123,7 @@ def make_controls(
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
         raise UserError(
-            f"{response_addr}: answers {len(answered)} of the questions; swapping answers needs at least two"
+            f"{response_addr}: answers {counted(len(answered), 'question')}; swapping answers needs at least two"
         )
     other = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
@@ -165,7 +166,7 @@ def describe(responses: Responses) -> str:
     cuts = Counter(output["cut_at"] for output in outputs if "cut_at" in output)
     missing = sum(output["output"] is None for output in outputs)
     tied = sum("tied_with" in output for output in outputs)
-    parts = [f"{len(outputs) - missing} answers", *(f"{count} cut at a {name}" for name, count in cuts.items())]
+    parts = [counted(len(outputs) - missing, "answer"), *(f"{count} cut at a {name}" for name, count in cuts.items())]
     parts += [f"{tied} the first of several options of this length"] if tied else []
     return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
 

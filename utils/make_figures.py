@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import counted, first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
@@ -42,7 +42,6 @@ from utils.tables.best_of_n import make_curve, read_sample_scores, split
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import read_columns
 from utils.tables.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
-from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
 from utils.tables.system_scores import System, add_board_arguments, boards_of
@@ -248,7 +247,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
                 f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
             )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
-        raise UserError(f"{path}: has {len(evaluators)} evaluators; figure 4 takes 2 to {MOST_EVALUATORS}")
+        raise UserError(f"{path}: has {counted(len(evaluators), 'evaluator')}; figure 4 takes 2 to {MOST_EVALUATORS}")
     return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 

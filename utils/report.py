@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from utils import cli
 from utils.benchmarks import task_of
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import counted, first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
@@ -28,7 +28,6 @@ from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses, refuse_other_questions
 from utils.runs.trace import read_turns
 from utils.tables import report_page
-from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
 from utils.tables.pages import add_new, rubric
 from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of

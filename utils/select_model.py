@@ -3,7 +3,7 @@
   python utils/select_model.py --model_addr round_1/policy/last round_2/policy/last \\
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
-The scores must be of the same judge and the same questions. Compared are a table's averages, over the questions that
+The scores must be of the same judge and the same questions. A table's averages are compared, over the questions that
 have a score in every file. In a tie, the first model wins.
 """
 
@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.writing import check_could_write, replace_link
 from utils.records.scores import Scores, metric_behind, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.comparable import check_same_content, check_same_judge
-from utils.tables.formats import counted
 from utils.tables.groups import with_own_groups
 from utils.tables.system_scores import System
 

@@ -22,6 +22,7 @@ from utils import cli
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
@@ -45,8 +46,8 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
     add("--output_addr", metavar="FILE", help="output file for the best response to each question")
     add("--worst_addr", metavar="FILE",
-        help="output file for the worst response to each of these questions; drops questions with equal scores only, "
-        "or no score (default: none)")
+        help="output file for the worst response to each of these questions; questions whose responses all have the "
+        "same score, or none, are dropped (default: no file)")
     add("--min_score", type=cli.finite_float, metavar="SCORE",
         help="drop questions whose best response scores less, or has no score (default: no minimum)")
     parser.without_effect(
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     with locked(*files):
         for path, sample in files.items():
             publish(path, sample, run)
-            print(f"{path}: responses to {len(sample)} questions")
+            print(f"{path}: {counted(len(sample), 'response')}")
     return 0
 
 
@@ -106,7 +107,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
             by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
             settings = make_settings(args, scores=hashes, selected_by=by)
             publish(path, selected[which], describe_run(vars(args), settings, None, counts=counts))
-            print(f"{path}: {counts['kept']} of {len(responses)} questions; {describe_selection(by)}")
+            print(f"{path}: {counts['kept']} of {counted(len(responses), 'question')}; {describe_selection(by)}")
     print(in_words(counts))
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import printable
+from utils.cli.errors import counted, printable
 from utils.models.adapters import adapter_base
 from utils.models.hub import cached_folder, find_headers
 from utils.models.loading import load_config
@@ -189,7 +189,7 @@ def print_table(steps: dict[str, Step]) -> None:
         padded = [str.ljust, str.ljust, str.ljust, *[str.rjust] * 7]
         print("  ".join(pad(*cell) for pad, *cell in zip(padded, line, widths, strict=True)).rstrip())
     if count := sum(steps[name]["is_unknown"] for name in listed):
-        print(f"The sums are without {count} steps (?) that could not be counted.")
+        print(f"The sums are without {counted(count, 'step')} (?) that could not be counted.")
     print(ASSUMED)
 
 

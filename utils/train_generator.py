@@ -39,6 +39,7 @@ from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.writing import check_could_write
@@ -159,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     validation = examples_of(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
-        left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
+        left_out.append(f"{counted(num_cut, 'question')} left out: the text was cut, or exceeds --max_target_length")
         examples = [example for example in examples if not example.is_cut]
     if not examples:
         raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
@@ -184,7 +185,8 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
     what, paper = "calls" if is_round else "questions", usual.batch if usual.is_published else None
-    return "\n".join([*lines, f"{launch.describe_batch(args, what, paper)}; {args.save_steps} steps per epoch"])
+    batch = launch.describe_batch(args, what, paper)
+    return "\n".join([*lines, f"{batch}; {counted(args.save_steps, 'step')} per epoch"])
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:

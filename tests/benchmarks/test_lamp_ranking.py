@@ -72,7 +72,7 @@ def test_latest_items_come_first_and_undated_items_last(name, tmp_path, capsys):
         assert [item["id"] for item in after["profile"]][len(known) :] == unknown[::-1]
     posts = sum(len(record["profile"]) for record in records)
     assert counts(tmp_path, "recency")["undated_posts"] == 2
-    told = f"the latest posts are chosen by date; 2 of {posts} posts have no readable date and come last\n"
+    told = f"the latest posts are chosen by date; 2 of {posts} posts without a readable date, placed last\n"
     assert told in capsys.readouterr().err
 
 
@@ -117,7 +117,7 @@ def test_dates_are_part_of_ranked_texts_in_lamps_time_setting(ranker, timed, enc
     flags += ["--model_name", encoder, "--device", "cpu"] if ranker == "contriever" else []
     dated = order_of(timed, tmp_path / "dated.json", *flags)
     posts = sum(map(len, dated))
-    assert f"dates are part of the ranked texts; 2 of {posts} posts have no readable date" in capsys.readouterr().err
+    assert f"dates are part of the ranked texts; 2 of {posts} posts without a readable date" in capsys.readouterr().err
     records = read_dataset(timed, ["profile"])
     ranked = read_dataset(tmp_path / "dated.json", ["profile"])
     for before, after in zip(records, ranked, strict=True):  # only the ranker sees the dates

@@ -234,7 +234,7 @@ def bad(**changed):
         (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
         (
             bad(question_id="nobody"),
-            r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions without.*\n.*'nobody'",
+            r"bad\.csv: its ids do not match the dataset.*\n.* 1 question without.*\n.*'nobody'",
         ),
         (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
         (
@@ -367,7 +367,7 @@ def test_questions_of_unknown_types_have_a_place_by_topic_and_none_elsewhere(tmp
     assert run(make_table, *words) == 0
     printed = capsys.readouterr().out
     assert all(f"| {name} | 1.0000 | 0.0000 | 0.6667 | 3 |" in printed for name in ("one", "part"))
-    assert "- Means are over the 3 questions that were scored for all systems: part lacks 1 of 4." in printed
+    assert "- Means are over the 3 questions scored for all systems: part lacks 1 of 4." in printed
     models = [tmp_path / "one", tmp_path / "two"]
     assert run(select_model, "--model_addr", *models, "--score_addr", *files[:2], "--link_addr", tmp_path / "best") == 0
     assert f"1.0000  {models[0]}  <- {tmp_path}/best\n0.5000  " in capsys.readouterr().out  # as in a table by type

@@ -230,7 +230,7 @@ def test_inputs_are_read_again_only_if_changed(tmp_path, capsys):
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([one, two])
     index.fill([one, two])
-    assert capsys.readouterr().err.count(f"{one}: 1 questions") == 1
+    assert capsys.readouterr().err.count(f"{one}: 1 question") == 1
     identity = index.identity()
     write_dump(tmp_path, question(2) + question(3), "rpg")
     index.fill([one, two])

@@ -15,6 +15,7 @@ from zygote import LAUNCHED
 
 from utils import cli
 from utils.cli import UserError, check_outputs, check_shard
+from utils.cli.errors import counted, named
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -649,3 +650,26 @@ def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{cli.RESUME_HINT}\n")
+
+
+# Numbers in messages
+
+
+def test_a_noun_follows_its_number():
+    assert [counted(1, "query"), counted(0, "query"), counted(2, "process", "processes")] == [
+        "1 query", "0 queries", "2 processes"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("answers", "1 answer"),
+        ("queries to embed", "1 query to embed"),
+        ("messages or sessions left out", "1 message or session left out"),
+        ("questions whose samples have equal scores", "1 question whose samples have equal scores"),
+        *((name, f"1 {name}") for name in ("repaired", "without an answer", "chose (a)", "% of prompt tokens")),
+    ],
+)
+def test_a_name_in_the_plural_follows_its_number(name, one):
+    assert (named(1, name), named(0, name), named(2, name)) == (one, f"0 {name}", f"2 {name}")

@@ -40,6 +40,15 @@ def test_work_of_earlier_runs_does_not_count_toward_the_rate(clock, capsys):
     assert capsys.readouterr().err == "90/100 questions\n" + line * 2  # one for the update, one at the end
 
 
+def test_no_eta_after_reading_the_store(clock, capsys):
+    """An earlier run's pieces are read within a second, which says nothing about the rest."""
+    progress = Progress(100, "verdicts", quiet=True)
+    progress.update(60, failed=0)
+    clock["seconds"] += 0.4
+    progress.close()
+    assert capsys.readouterr().err == "0/100 verdicts\n60/100 verdicts, failed 0\n"
+
+
 @pytest.mark.parametrize(
     ("pieces", "seconds", "rate"),
     [

@@ -98,12 +98,12 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
     # (0.5625 * 3 + 5.0625) / 4 = 1.6875, which is 1.30; posts and narratives as without these two.
     assert [row[1] for row in rows] == ["4", "2.3 ± 2.1", "2.5 ± 2.5", "3.8 ± 1.3", "25.0 ± 15.0"]
     assert notes[1:] == [
-        "own.json: 1 of 4 questions have no 'rubric_aspects' and are left out of the mean.",
-        "own.json: 1 of 4 questions have an empty 'rubric_aspects', counted as 0.",
-        "own.json: 2 of 4 questions have no 'profile' and are left out of the mean.",
-        "own.json: 1 of 4 questions have an empty 'profile', counted as 0.",
-        "own.json: 2 of 4 questions have no 'narrative' and are left out of the mean.",
-        "own.json: 2 of 4 questions have no 'category'.",
+        "own.json: 1 of 4 questions without 'rubric_aspects', left out of the mean.",
+        "own.json: 1 of 4 questions with an empty 'rubric_aspects', counted as 0.",
+        "own.json: 2 of 4 questions without 'profile', left out of the mean.",
+        "own.json: 1 of 4 questions with an empty 'profile', counted as 0.",
+        "own.json: 2 of 4 questions without 'narrative', left out of the mean.",
+        "own.json: 2 of 4 questions without 'category'.",
     ]
 
 
@@ -128,7 +128,7 @@ def test_means_and_deviations_are_above_the_papers(dataset, capsys):
     assert rows[1::2] == [["– in the paper", cell, ""] for cell in printed]
     assert notes[0] == METHOD
     assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
-    assert "own.json: 1 of 2 questions have an empty 'profile', counted as 0." in notes
+    assert "own.json: 1 of 2 questions with an empty 'profile', counted as 0." in notes
     other = "utils/benchmarks/lampqa_communities.toml has another category for 'diy'."
     assert f"Society & Culture, test: {other}" in notes
 

@@ -95,7 +95,7 @@ def test_a_missing_answer_is_exported_empty_and_counted(sample, write, tmp_path,
     export(tmp_path, [dataset], [write("gaps.json", responses)])
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'LaMP_3.json'}: 6 answers, 3 of them empty\n"
-    assert captured.err.endswith(f"gaps.json: no response to 1 of the 6 questions, exported as empty: {third!r}\n")
+    assert captured.err.endswith(f"gaps.json: no response to 1 of 6 questions, exported as empty: {third!r}\n")
     exported = read_golds(tasks()["LaMP-3"], tmp_path / "LaMP_3.json")
     assert [exported[one] for one in (first, second, third)] == ["", " ", ""]
     assert len(exported) == 6

@@ -117,7 +117,7 @@ def test_users_of_json_may_be_numbers(capsys):
         {"id": "5", "author": 7, "question": "Why?", "profile": [{"text": "Because"}]},
         {"id": "6", "author": 8, "question": "Who?", "profile": []},
     ]
-    assert "1 posts in profiles, 1 posts without a date, 1 questions without posts" in capsys.readouterr().out
+    assert "1 post in profiles, 1 post without a date, 1 question without posts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

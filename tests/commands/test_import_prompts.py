@@ -258,6 +258,8 @@ def test_unreadable_files(clone):
     (clone / FORMATTERS).unlink()
     remedy = "use the supported commit: git -C LaMP-QA checkout 504410d"
     assert "no such file" in refusal(clone) and refusal(clone).endswith(f"\n  {remedy}")
+    clone.rename("elsewhere")
+    assert refusal(clone) == "LaMP-QA: no such folder\n  clone the public code first (docs/deviations.md)"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,6 @@ def test_no_question_has_its_own_answer_and_a_seed_draws_others():
 
 def test_impossible_controls_are_refused(study):
     study.responses("one", q1=TEXT)
-    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; swapping answers needs at least two"):
+    with pytest.raises(UserError, match=r"one\.json: answers 1 question; swapping answers needs at least two"):
         make(study.folder, responses="one.json")
     assert not (study.folder / "controls").exists()

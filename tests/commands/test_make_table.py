@@ -191,7 +191,7 @@ def test_means_of_partly_scored_systems_are_over_the_common_questions(score_file
     }
     rows, notes = table(capsys, *systems_of(files), "--allow_partial")
     assert [rows[name][0] for name in "AB"] == ["0.5000"] * 2 and [rows[name][-3] for name in "AB"] == ["2", "2"]
-    assert notes == ["- Means are over the 2 questions that were scored for all systems: B lacks 1 of 3."]
+    assert notes == ["- Means are over the 2 questions scored for all systems: B lacks 1 of 3."]
     other = score_file("c.json", question("9", "rpg", 2))
     _, notes = table(capsys, "--system", "A", files["A"], "--system", "C", other, "--allow_partial")
     assert "- Warning: no question was scored for all systems, so their numbers are not comparable: " in notes[0]
@@ -519,7 +519,7 @@ class TestRefusals:
             ("--system rag.json", "--system 'rag.json': no file; give a name, then one or more files"),
             ("--system A a.json --system A b.json", "--system 'A' is given twice; give all its files to one"),
             ("--system A a.json twice.json", "--system 'A': question '3' is in a.json and in twice.json; "),
-            ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
+            ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; the names are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),

@@ -107,7 +107,7 @@ def test_a_complete_output_of_this_command_is_finished(path, capsys):
     make(path).report_finished()
     printed, errors = capsys.readouterr()
     assert printed == f"{path}: already finished, left alone\n"
-    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries retries them\n"
+    assert errors == f"{path}: 1 of 3 answers unusable; a higher --max_retries retries them\n"
     path.unlink()
     assert is_finished(path) is False
     write(path, pieces={("q1", 0): PIECES["q1", 0]})  # a server failed to give the others
@@ -124,7 +124,7 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     if num_shards == 1:
         make(path, keys=[("q1", 1)], settings=settings).report_finished()
     printed = capsys.readouterr().err
-    assert "1 of 1 answers are unusable" in printed and "--max_retries" not in printed
+    assert "1 of 1 answer unusable" in printed and "--max_retries" not in printed
 
 
 def made_with_other_settings(path):
@@ -219,7 +219,7 @@ def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, mo
     assert make(path, keys=keys, pieces=pieces).report_failed() == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
     again = "; a higher --max_retries retries them" if more else ""
-    assert first == f"{path}: 2 of 4 answers are unusable{again}"
+    assert first == f"{path}: 2 of 4 answers unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
     assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested

@@ -79,7 +79,7 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
         # 72,000,000,000 - 65,527,752,704 - 3 GiB are 775 blocks of 16 tokens with 262,144 bytes each.
         (80, 6192, 1, "{}: 3.3 GB are left for the KV cache: 2 requests of 6192 tokens at a time, longest "
          "--max_model_len 12400"),
-        (80, 12_400, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 12400 tokens at a time, longest "
+        (80, 12_400, 1, "{}: 3.3 GB are left for the KV cache: 1 request of 12400 tokens at a time, longest "
          "--max_model_len 12400"),
         (80, 12_401, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
          "(--tensor_parallel_size), or give --max_model_len 12400"),

@@ -144,7 +144,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     sent = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
     lessons, left_out = lessons_of(args, TASK, RECORDS, prompt)
-    assert len(lessons) == 3 and left_out == [f"{len(RECORDS) - 3} questions with nothing to learn are left out"]
+    assert len(lessons) == 3 and left_out == [f"{len(RECORDS) - 3} questions left out: nothing to learn"]
     for lesson in lessons:
         posts = TASK.join(TASK.best_items(lesson.record, 10))
         assert prompt.messages(profile=posts, **lesson.values) in sent
@@ -218,7 +218,7 @@ def test_pairs_and_left_out_questions(tmp_path):
     assert json.loads(lessons[0].rejected) == {"personalized_answer": f"worst {ids[1]}"}
     assert TASK.output.parse(lessons[0].target, False).value == f"best {ids[1]}"
     (tmp_path / "best.json").write_text(json.dumps({"nobody": [{"output": "x"}]}))
-    with pytest.raises(UserError, match=r"best\.json: 1 responses to no question of the dataset: 'nobody'"):
+    with pytest.raises(UserError, match=r"best\.json: 1 response to no question of the dataset: 'nobody'"):
         lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
 
 
@@ -242,8 +242,8 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
     train_dry(tmp_path, *more, *(["--worst_addr", tmp_path / "worst.json"] if objective == "dpo" else []))
     num_cut, printed = 3 if objective == "dpo" else 2, capsys.readouterr().out
     assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed
-    assert "\n  1 questions with nothing to learn are left out\n" in printed
-    assert f"\n  {num_cut} questions with a text that was cut, or exceeds --max_target_length, are left" in printed
+    assert "\n  1 question left out: nothing to learn\n" in printed
+    assert f"\n  {num_cut} questions left out: the text was cut, or exceeds --max_target_length" in printed
 
 
 def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_path, capsys):
@@ -256,7 +256,7 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     for more, num_cut in ((["--prompt", "feedback"], 1), ([], 0)):
         train_dry(tmp_path, "--target_addr", runs.output, *more)
         printed = capsys.readouterr().out
-        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("a text that was cut") == num_cut
+        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("the text was cut") == num_cut
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_missing_file_is_named(tmp_path, words):
 
 def test_a_training_on_no_question_is_refused(tmp_path):
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
-    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"
+    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions left out: nothing to learn"
     with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 
@@ -317,9 +317,9 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     (row,) = json.loads((tmp_path / "figures.json").read_text())
     assert (row["unit"], row["examples"], row["tokens"]) == ("examples", 32, None)  # it samples the texts to learn
     printed = capsys.readouterr().out
-    assert "0 questions left out, because their profiles contain text that only the scorer may see" in printed
+    assert "0 questions left out: the profile has text that only the scorer may see" in printed
     assert (
-        "= 32 questions per step; 1 steps per epoch" in printed and "GB of weights per GPU, plus activations" in printed
+        "= 32 questions per step; 1 step per epoch" in printed and "GB of weights per GPU, plus activations" in printed
     )
     assert not (tmp_path / "out").exists()
 

@@ -197,18 +197,18 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     scores = [copy / path.name for path in sampled[1]]
     examples, notes = examples_of(folder, trace, scores)
     kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
-    assert len(kept) != len(examples) or "1 calls that were cut off are left out" not in notes
+    assert len(kept) != len(examples) or "left out: 1 call cut off" not in notes
     assert not any("cut off" in note for note in notes_kept)
     for length, left in ((8, 0), (200, len(kept))):
         fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
-        assert len(fitting) == left and any(f"{len(kept)} calls that exceed" in note for note in notes) == (left == 0)
+        assert len(fitting) == left and any(f"{len(kept)} calls too long for" in note for note in notes) == (left == 0)
     content = json.loads(scores[0].read_text())
     entry = content["per_question_scores"][0]
     entry["score"] = entry["details"][0]["score"] = None
     content["num_unscored"] = 1
     rounds.rewrite(scores[0], json.dumps(content))
     _, notes = examples_of(folder, trace, scores)
-    assert "1 samples without a verdict are left out" in notes
+    assert "left out: 1 sample without a verdict" in notes
 
 
 # Rewards

@@ -151,7 +151,7 @@ def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
 
 def test_both_files_are_written_or_none(tmp_path):
     parts = parts_of(save(tmp_path / "in", tiny_files({"a": [entry_of(1)]})), "32k")
-    with pytest.raises(UserError, match=r"no question is left: 1 personas"):
+    with pytest.raises(UserError, match=r"no question is left: 1 persona"):
         write(tmp_path, [parts[1]._replace(rows=[], counts=Counter(personas=1))], "32k")
     with pytest.raises(ZeroDivisionError):
         write(tmp_path, (1 / 0 if part.rows else part for part in parts), "32k")

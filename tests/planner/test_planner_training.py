@@ -90,7 +90,7 @@ def test_figures_of_a_run(uninterrupted):
     # Linear decay to zero, after a warm-up of 8 // 10 = 0 steps.
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     assert rates == pytest.approx([1e-2 * (8 - step) / 8 for step in range(8)])
-    assert "1 per device x 2 accumulation steps x 1 processes = 2 sequences per step (paper: 32)" in printed
+    assert "1 per device x 2 accumulation steps x 1 process = 2 sequences per step (paper: 32)" in printed
     assert f"best is checkpoint-{best['step']}, validation loss {best['eval_loss']:.4f}" in printed
     assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
 

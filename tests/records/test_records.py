@@ -233,7 +233,7 @@ def test_a_response_to_every_question(question_ids, allow_partial):
     ("response_ids", "allow_partial", "lines"),
     [
         (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
-        (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
+        (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 question without a response: 'q9'"]),
         ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
         ([*DATASET_IDS, "x"], True, [f"r.json: id 'x' is not in the dataset; remove it, or {REMEDY}"]),
         (["q1", "x", "y"], True, [f"r.json: ids 'x', 'y' are not in the dataset; remove them, or {REMEDY}"]),

@@ -151,7 +151,7 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
     source = write(tmp_path / "one.json", records[:4])
     with pytest.raises(UserError) as refused:
         rank(source, tmp_path / "out.json", *options)
-    message = f"{source}: field '{field}' is 'A' for all 4 questions; --random_profile needs another user's profile"
+    message = f"{source}: field '{field}' is always 'A' (4 questions); --random_profile needs another user's profile"
     assert str(refused.value) == message and not (tmp_path / "out.json").exists()
 
 

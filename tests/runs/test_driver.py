@@ -228,7 +228,7 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(keys, api, ser
     assert len(files) == 3
     answers.unlink()
     capsys.readouterr()
-    assert run("--dry_run") == 0 and f"answers.json: 0 of {len(IDS)} answers need" in capsys.readouterr().out
+    assert run("--dry_run") == 0 and f"answers.json: 0 of {len(IDS)} answers to request" in capsys.readouterr().out
     times = {name: (tmp_path / name).stat().st_mtime_ns for name in files if name != "answers.json"}
     assert run() == 0 and answers.read_bytes() == files["answers.json"]
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in times.items())

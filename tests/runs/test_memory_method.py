@@ -11,6 +11,7 @@ from method_runs import ROOT, SAMPLE, draw
 
 from prompts import History
 from utils.benchmarks import tasks
+from utils.cli.errors import counted
 from utils.files.manifest import read_manifest
 from utils.methods.memory import SHOWN, chunks_of, texts_of
 from utils.records.datasets import read_dataset
@@ -55,7 +56,8 @@ def test_questions_on_one_history_pay_for_its_memory_once(remembering, data, req
     memories = {tuple(texts[:end]) for texts in chunks.values() for end in range(1, len(texts) + 1)}
     flags = ["--set", f"chunk={SIZE}", "--max_concurrency", 16]
     remembering.run(*flags, "--dry_run", dataset=dataset)
-    assert f"generator: {len({texts[0] for texts in chunks.values()})} requests, " in capsys.readouterr().out
+    first = counted(len({texts[0] for texts in chunks.values()}), "request")
+    assert f"generator: {first}, " in capsys.readouterr().out
     assert remembering.run(*flags, dataset=dataset) == len(memories) + len(records)
     reading = [request["messages"][-1]["content"] for request in server.requests if is_reading(request)]
     assert len(reading) == len({*reading}) == len(memories) and server.most_at_once > 1

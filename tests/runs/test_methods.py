@@ -138,7 +138,7 @@ def test_a_changed_method_without_answers_fails(runs, capsys):
         f"{TWO_CALLS.replace('Summarize', 'Please summarize')}    return None\n".replace("return await", "await")
     )
     assert runs.run(code=1) == 2 * len(IDS)
-    assert f"{len(IDS)} of {len(IDS)} answers are unusable" in capsys.readouterr().err
+    assert f"{len(IDS)} of {len(IDS)} answers unusable" in capsys.readouterr().err
     assert runs.run(code=0) == 0
 
 
@@ -249,7 +249,7 @@ async def answer(record, ask):
 """.replace("ID", repr(IDS[3]))
     )
     assert runs.run() == 2 * len(IDS) and list(runs.answers) == IDS
-    assert f"note: {runs.name} made other calls on its second run for 1 records; " in capsys.readouterr().err
+    assert f"note: {runs.name} made other calls on its second run for 1 record; " in capsys.readouterr().err
     assert read_manifest(runs.output)["asked_otherwise"] == 1
 
 
@@ -330,12 +330,12 @@ def test_invalid_method_files(runs, text, problem):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "13 of 13 answers need requests\n  generator: 13 requests, " in printed
+    assert "13 of 13 answers to request\n  generator: 13 requests, " in printed
     assert "  requests that depend on the answers to these are not counted\n" in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "10 of 13 answers need requests\n  generator: 10 requests, " in capsys.readouterr().out
+    assert "10 of 13 answers to request\n  generator: 10 requests, " in capsys.readouterr().out
 
 
 # Included methods
@@ -487,7 +487,7 @@ def test_unusable_calls_are_counted_by_role_down_to_the_table(runs, tmp_path, ca
     flags += ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--score_addr", tmp_path / "scores.json"]
     assert evaluate_responses.main([*map(str, flags)]) == 0
     assert make_table.main(["--system", "Mine", str(tmp_path / "scores.json")]) == 0
-    told = f"Mine: {len(IDS)} of {2 * len(IDS)} calls to its generator were unusable."
+    told = f"Mine: {len(IDS)} of {2 * len(IDS)} calls to its generator unusable."
     assert told in capsys.readouterr().out
 
 
@@ -512,8 +512,8 @@ def test_answers_that_are_missing_because_the_method_raised(runs, capsys):
     runs.run(code=1)
     manifest, told = read_manifest(runs.output), capsys.readouterr().err
     assert (manifest["missing"], manifest["raised"]) == (1, 1) and "server" not in told
-    assert "the method raised an error on 1 records; correct the method, then run the command again; its" in told
-    with pytest.raises(UserError, match=r"is missing because the method raised an error on 1 questions\n  correct the"):
+    assert "the method raised an error on 1 record; correct the method, then run the command again; its" in told
+    with pytest.raises(UserError, match=r"is missing because the method raised an error on 1 question\n  correct the"):
         refuse_gaps(runs.output)
     runs.write("async def answer(record, ask):\n    return await ask('none')\n")
     runs.run()
@@ -566,8 +566,8 @@ def test_another_setting_is_refused_and_a_changed_file_is_told(runs, capsys):
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"])') + "\n# a comment\n")
     assert runs.run("--set", "tokens=64") == 0 and runs.answers == before
     calls = 2 * len(IDS)
-    assert f"mine.py has changed: 0 of {calls} completions were requested again\n" in capsys.readouterr().err
+    assert f"mine.py has changed: 0 of {calls} completions requested again\n" in capsys.readouterr().err
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"]), temperature=0.5'))
     asked = runs.run("--set", "tokens=64")  # summaries, and answers to those that differ
     assert len(IDS) <= asked <= calls
-    assert f"mine.py has changed: {asked} of {calls} completions were requested again\n" in capsys.readouterr().err
+    assert f"mine.py has changed: {asked} of {calls} completions requested again\n" in capsys.readouterr().err

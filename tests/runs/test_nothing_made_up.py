@@ -264,7 +264,7 @@ async def answer(record, ask):
     runs.server.reply = lambda request: Reply("no")
     assert runs.run("--max_retries", 1, code=1) == 2 * len(IDS)
     errors = capsys.readouterr().err
-    assert "13 of 13 answers are unusable; a higher --max_retries retries them" in errors
+    assert "13 of 13 answers unusable; a higher --max_retries retries them" in errors
     assert "13 × the method's parser found nothing usable, such as" in errors
     runs.server.reply = lambda request: Reply("yes")
     assert runs.run("--max_retries", 2) == len(IDS)

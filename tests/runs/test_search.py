@@ -265,7 +265,7 @@ def test_batches(searching, dense, monkeypatch):
 
 def test_a_dry_run_counts_what_needs_the_encoder(runs, dense, capsys):
     runs.write('async def answer(record, ask):\n    return await ask("rag", items=await ask.search("cat"))\n')
-    for flags, expected in ((dense, ["search: 12 queries to embed", "1 requests"]), ([], [f"{len(IDS)} requests"])):
+    for flags, expected in ((dense, ["search: 12 queries to embed", "1 request,"]), ([], [f"{len(IDS)} requests"])):
         runs.run(*flags, "--dry_run")
         printed = capsys.readouterr().out
         assert all(text in printed for text in expected) and not runs.output.parent.exists()

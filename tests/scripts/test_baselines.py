@@ -225,7 +225,7 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
         return Reply(f"Ring \x07 \u202e the bell, {place}.") if place < 7 else answer("Yes.")
 
     server.reply = reply
-    message = f"{output}: 7 of 13 answers are unusable; a higher --max_retries retries them\n"
+    message = f"{output}: 7 of 13 answers unusable; a higher --max_retries retries them\n"
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
     assert message in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed

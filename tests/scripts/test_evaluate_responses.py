@@ -269,9 +269,8 @@ def test_aspects_may_lack_evidence_and_reason_with_a_note(judging, capsys):
     aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
     questions = [make_question(1, rubric_aspects=aspects), make_question(2)]
     assert judge(judging, questions, respond(questions))["score"] == 1.0
-    assert (
-        f"note: {judging.folder}/data.json: 2 of 4 aspects lack a text that the judge sees (" in capsys.readouterr().err
-    )
+    told = f"note: {judging.folder}/data.json: 2 of 4 aspects without a text that the judge sees ("
+    assert told in capsys.readouterr().err
 
 
 def test_a_refused_and_a_too_long_prompt_are_unscored(judging):

@@ -388,7 +388,7 @@ def test_questions_without_a_plan_are_answered_like_rag(server, api, output, tmp
     words = arguments_of(api, output, "--plans_addr", plans_addr, "--limit", 5, "--max_concurrency", 1)
     assert planpers.main(words) == 1  # as if a planner had failed on most questions
     printed, answers = capsys.readouterr(), json.loads(output.read_text())
-    assert ", 3 answered without a plan" in printed.out and "3 of 5 plans are unusable" in printed.err
+    assert ", 3 answered without a plan" in printed.out and "3 of 5 plans unusable" in printed.err
     assert manifest_of(output)["counts"]["answered without a plan"] == 3
     for question_id, (_, reason) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False):
         sample = answers[question_id][0]
@@ -566,7 +566,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
     for words, message in (
-        (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
+        (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
         (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
         (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),
@@ -676,7 +676,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
 def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local, output, capsys):
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
     plans, planner, answers, generator, assumed, total, *machine = capsys.readouterr().out.splitlines()
-    assert [plans, answers] == [f"{path}: 26 of 26 {unit} need requests" for path, unit in (
+    assert [plans, answers] == [f"{path}: 26 of 26 {unit} to request" for path, unit in (
         (f"{output}.plans.json", "plans"), (output, "answers"))]  # fmt: skip
     shared = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
     planned = re.fullmatch(f"  planner: {shared}512 tokens per output, 104 requests with retries", planner)[1]

@@ -147,10 +147,7 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
     weighing.responses("a", q1="A1", q2=None, q3="A3")
     found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)), code=1)
     printed = capsys.readouterr().err
-    assert (
-        ": 3 of 3 verdicts are unusable\n  3 × the model returned no likelihood for an option, such as 'q1'\n"
-        in printed
-    )
+    assert ": 3 of 3 verdicts unusable\n  3 × the model returned no likelihood for an option, such as 'q1'\n" in printed
     assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0, None]
     assert (found["num_unanswered"], found["num_unscored"], found["mean_entropy"]) == (1, 3, None)
     [detail, *_] = found["per_question_scores"][0]["details"]

@@ -414,7 +414,7 @@ def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
     window, engine = engine_of(data, monkeypatch)
     monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
     request = engine.complete("t5", window.chat.render_reply("How to"), POLICY.sampling(("q",), 0))
-    with pytest.raises(UserError, match=r"memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"):
+    with pytest.raises(UserError, match=r"memory: 1 prompt with 4 beams, on .*\n  give a smaller --max_model_len"):
         asyncio.run(request)
 
 

@@ -159,8 +159,8 @@ def test_defaults_match_the_paper(monkeypatch):
     assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
-    batch = "effective batch size: 1 per device x {} accumulation steps x {} processes = {} sequences per step"
-    assert describe_batch(args, "sequences", PAPER_BATCH) == batch.format(32, 1, 32)
+    batch = "effective batch size: 1 per device x {} accumulation steps x {} = {} sequences per step"
+    assert describe_batch(args, "sequences", PAPER_BATCH) == batch.format(32, "1 process", 32)
     for flags, eval_steps, warmup_steps in (
         (["--save_steps", 6], 6, 200),
         (["--save_steps", 6, "--eval_steps", 2, "--max_steps", 19, "--validation_addr", "v"], 2, 1),
@@ -171,10 +171,10 @@ def test_defaults_match_the_paper(monkeypatch):
         args = with_defaults(args)
         assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
-    assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
+    assert "x 1 process = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
     described = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
-    assert described == f"{batch.format(64, 4, 256)} (paper: 32)"
+    assert described == f"{batch.format(64, '4 processes', 256)} (paper: 32)"
 
 
 CHANGES = [  # flags and the settings that they change

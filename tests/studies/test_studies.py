@@ -165,7 +165,14 @@ def test_a_cell_of_table_2_is_chosen_by_categories_models_and_methods(commands_o
     assert [system[0] for system in table["system"]] == ["PlanPers", "No personalization"]
     assert table["baseline"] == ["No personalization"]
     assert len(commands_of("table2", METHODS="none", **cell)) == 3  # nothing is ranked or trained
-    assert parse(commands_of("table2", METHODS="best_of_n", **cell)[-1])[1]["baseline"] is None
+    baselines = {
+        "best_of_n": None, "none": None, "none rag": ["No personalization"],
+        "none rag best_of_n": ["No personalization", "RAG (asker's profile)"],
+    }  # fmt: skip
+    for methods, names in baselines.items():
+        assert parse(commands_of("table2", METHODS=methods, **cell)[-1])[1]["baseline"] == names
+    with_seeds = parse(commands_of("table2", METHODS="none rag", **cell | {"SEEDS": "0 1"})[-1])[1]["baseline"]
+    assert with_seeds == ["No personalization, seed 0", "No personalization, seed 1"]
     done = study("table2", OUT=tmp_path, METHODS="mine", DRY_RUN=1, DATA=tmp_path, **cell)
     assert done.returncode == 2 and "waits for model/train/Society_and_Culture/mine/best, which no" in done.stderr
 
@@ -484,7 +491,7 @@ def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
         UserError, match=rf"1\.json: was made with other settings: drawn: questions_per_round: {size}, now 2"
     ):
         draw(1, 2)
-    with pytest.raises(UserError, match=f"has {len(ids)}; give no more than that"):
+    with pytest.raises(UserError, match=f"has {len(ids)} questions; give no more than that"):
         draw(3, len(ids) + 1)
 
 

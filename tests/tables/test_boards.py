@@ -148,7 +148,7 @@ def refused(*arguments):
 def test_other_questions_or_responses_are_refused(made, two):
     paths = [word for word in two if word.endswith(".json")]
     short = made.scores("short", "LaMP-2", "f1", ["comedy"], ["comedy"])
-    assert "lacks 39 of the 40 questions" in refused("--system", "A", paths[0], "--system", "B", short)
+    assert "lacks 39 of 40 questions" in refused("--system", "A", paths[0], "--system", "B", short)
     message = refused("--system", "A", paths[0], paths[7])  # one system's accuracy and the other's F1
     assert message.startswith(f"--system 'A': {paths[7]} has scores of other responses than {paths[0]}\n")
     message = refused("--system", "A", paths[2], paths[2 + 7])
@@ -193,5 +193,5 @@ def test_means_of_all_metrics_are_over_the_same_questions(tmp_path, capsys):
     make_table.main([*words, "--allow_partial"])
     printed = capsys.readouterr().out
     assert "| one | 0.3333 | 0.5774 | 3 |" in printed
-    told = "Means are over the 3 questions that were scored for all systems: of 5, by all metrics."
+    told = "Means are over the 3 questions scored for all systems: of 5, by all metrics."
     assert printed.count(f"- LaMP-3: {told}") == 1

@@ -36,7 +36,7 @@ from utils.benchmarks.references import label_metrics
 from utils.benchmarks.task import ALL, Export, Files, Options, Task, Variant
 from utils.benchmarks.task import SIZES as MEASURED
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.parsing import Parsed
 from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
@@ -112,7 +112,9 @@ def read_options(text: str, where: str) -> list[str]:
         raise UserError(f"{where}: all_options {quote(text[:80])} is not a Python list of strings")
     letters = [match and match[1].lower() for match in map(_PREFIX.match, options)]
     if letters != list(LETTERS):
-        raise UserError(f"{where}: all_options has {len(options)} texts; it must have four, starting with (a) to (d)")
+        raise UserError(
+            f"{where}: all_options has {counted(len(options), 'text')}; it must have four, starting with (a) to (d)"
+        )
     texts = [_PREFIX.sub("", option, count=1) for option in options]
     if not all(text.strip() and is_unicode(text) for text in texts):
         raise UserError(f"{where}: all_options has an option without text")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils.cli.errors import named
 from utils.files.derived_files import is_own, prepare_derived
 from utils.files.manifest import describe_run, manifest_of, manifest_path, publishing
 
@@ -49,4 +50,4 @@ class Steps:
 
 
 def format_counts(counts: Counts) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return ", ".join(named(count, name) for name, count in counts.items())

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import warnings
@@ -40,6 +41,24 @@ def first_five(ids: Iterable[str]) -> str:
     """Return the first five different ids, quoted, for an error message."""
     different = list(dict.fromkeys(ids))
     return ", ".join(quote(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")
+
+
+def plural(noun: str) -> str:
+    return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def counted(number: int, noun: str, many: str | None = None) -> str:
+    """Return the number with its noun, such as "1 question" or "2 questions"; `many` is an irregular plural."""
+    return f"{number} {noun if number == 1 else many or plural(noun)}"
+
+
+def named(number: int, name: str) -> str:
+    """Return the number with its name, which is in the plural: "1 answer" for "answers", "1 post cut", "0 repaired"."""
+    return f"{number} {re.sub(r'^[a-z]+s( or [a-z]+s)?(?![a-z])', _singular, name) if number == 1 else name}"
+
+
+def _singular(found: re.Match[str]) -> str:
+    return re.sub(r"s\b", "", re.sub(r"ies\b", "ys", found[0]))
 
 
 def quote(value: Any) -> str:

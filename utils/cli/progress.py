@@ -107,7 +107,7 @@ class Progress:
             figures.append(f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}")
         if self.done >= self.total:
             figures.append(f"took {_clock(seconds)}")
-        elif finished >= self._enough:
+        elif finished >= self._enough and seconds >= 1:
             figures.append(f"ETA {_clock((self.total - self.done) / finished * seconds)}")
         return figures + [f"{name}{sign}{count}" for name, count in self._counts.items()]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.files.json_files import read_json
 from utils.files.locks import Lock, check_free
 from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
@@ -179,7 +179,7 @@ class Output:
         """Print that the file is finished and how many pieces are unusable."""
         print(f"{self.path}: already finished, left alone")
         if unusable := read_manifest(self.path).get("unusable"):
-            problem = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
+            problem = f"{unusable} of {counted(len(self.keys), self.unit.removesuffix('s'))} unusable"
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
 
     def report_failed(self) -> int:
@@ -190,7 +190,7 @@ class Output:
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-        problem = f"{self.path}: {len(failed)} of {num_asked} {self.unit} are unusable"
+        problem = f"{self.path}: {len(failed)} of {counted(num_asked, self.unit.removesuffix('s'))} unusable"
         print(problem + (self._again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
         print("  to use other settings, give another output or add --overwrite", file=sys.stderr)

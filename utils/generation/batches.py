@@ -21,7 +21,7 @@ from typing import Any
 import openai
 
 from utils.cli import UserError
-from utils.cli.errors import printable
+from utils.cli.errors import counted, printable
 from utils.cli.progress import Progress, announce
 from utils.files.locks import locked
 from utils.files.writing import open_appending, sync, write_line
@@ -125,7 +125,7 @@ class BatchEngine(APIEngine):
             await self._take_sent(part)
             left = self._unanswered(part)
             return await self._ask_for(left) if left else None
-        size = f"{len(part)} requests, {len(content) / 1e6:.1f} MB"
+        size = f"{counted(len(part), 'request')}, {len(content) / 1e6:.1f} MB"
         announce(f"{batch_id}: {size}; if you stop now, run the same command again to wait for it")
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
@@ -250,7 +250,9 @@ class BatchEngine(APIEngine):
         last = content.rpartition(b"\n")[2]
         lines = content.count(b"\n") + len(list(_read_lines(last, "custom_id")))
         if lines < number:
-            raise UnavailableError(f"the {self.device} returned {lines} of {number} answers of {printable(file_id)}")
+            raise UnavailableError(
+                f"the {self.device} returned {lines} of {counted(number, 'answer')} of {printable(file_id)}"
+            )
         return content
 
     async def _explained(self, request: Awaitable[Any]) -> Any:

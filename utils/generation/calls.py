@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from prompts import Messages
-from utils.cli.errors import printable
+from utils.cli.errors import counted, named, printable
 from utils.files.output import Key
 from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
@@ -64,7 +64,7 @@ def prices_of(args: Namespace) -> Prices | None:
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Return counts with their names, as "3 answers, 54% of ..."."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items()).replace(" %", "%")
+    return ", ".join(named(count, name) for name, count in counts.items()).replace(" %", "%")
 
 
 def describe_cost(cost: float | None) -> str:
@@ -272,7 +272,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
     if cut:
-        prompts = f"{len(cut)} of {len(records)} prompts (about {sum(cut):,} tokens sent)"
+        prompts = f"{len(cut)} of {counted(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
         remedy = "raise the server's context length, or lower --max_model_len"
         print(f"note: the server read less than half of {prompts}; {remedy}", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)

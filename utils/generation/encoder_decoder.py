@@ -11,6 +11,7 @@ from typing import Any
 
 from prompts import History, Messages, Prompt
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.generation.chat import choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
@@ -193,7 +194,7 @@ class TransformersEngine:
         from utils.generation.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        what = f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}"
+        what = f"{counted(len(prompts), 'prompt')} with {NUM_BEAMS} beams, on {self.device}"
         with fitting(what, "give a smaller --max_model_len"):
             texts = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
-from utils.cli.errors import printable
+from utils.cli.errors import counted, printable
 from utils.models.adapters import adapter_base
 from utils.models.devices import MEANT, ask_nvidia_smi, find_capabilities, has_gpu
 from utils.models.hub import cached_folder, find_headers
@@ -269,9 +269,10 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
             shorter = f", or give --max_model_len {longest}" if longest else ""
             larger = "use larger GPUs, or more of them (--tensor_parallel_size)"
             return [*lines, f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {larger}{shorter}"]
+        requests = counted(cache // request, "request")
         lines.append(
-            f"{name}: {cache / GB:.1f} GB are left for the KV cache: {cache // request} requests of {length} tokens "
-            f"at a time, longest --max_model_len {min(longest, model.limit or longest)}"
+            f"{name}: {cache / GB:.1f} GB are left for the KV cache: {requests} of {length} tokens at a time, "
+            f"longest --max_model_len {min(longest, model.limit or longest)}"
         )
     return lines
 

@@ -18,7 +18,7 @@ from utils import cli
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import counted, first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.objectives.rounds import ADVANTAGES, read_responses_to, scored_addr
@@ -147,7 +147,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
     count = len(records) - len(lessons)
-    return lessons, [f"{count} questions with nothing to learn are left out"] if count else []
+    return lessons, [f"{counted(count, 'question')} left out: nothing to learn"] if count else []
 
 
 def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
@@ -161,7 +161,7 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
             leaked.append(record["id"])
         elif notes := task.private_notes(record):
             lessons.append(Lesson(record, task.values(record), notes=notes))
-    left_out = f"{len(leaked)} questions left out, because their profiles contain text that only the scorer may see"
+    left_out = f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"
     return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError, is_first_process
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import counted, first_five, named, quote
 from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
 from utils.records.responses import read_responses, refuse_other_questions
@@ -85,13 +85,13 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
                 if line["text"] is None:
                     continue
                 if line.get("truncated") and not args.keep_cut:
-                    counts["calls that were cut off"] += 1
+                    counts["calls cut off"] += 1
                     continue
                 example = example_of(line, record_of[question_id], window, advantage)
-                counts["calls that exceed --max_target_length or, with their prompt, the window"] += example is None
+                counts["calls too long for --max_target_length, or with their prompt for the window"] += example is None
                 examples += [example] if example else []
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
-    return examples, [f"{count} {what} are left out" for what, count in counts.items() if count]
+    return examples, [f"left out: {named(count, what)}" for what, count in counts.items() if count]
 
 
 def read_responses_to(records: list[Record], path: str, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -99,7 +99,9 @@ def read_responses_to(records: list[Record], path: str, task: Task | None = None
     responses = read_responses(path, task)
     refuse_other_questions(path, responses, records)
     if foreign := sorted(responses.keys() - {record["id"] for record in records}):
-        raise UserError(f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
+        raise UserError(
+            f"{path}: {counted(len(foreign), 'response')} to no question of the dataset: {first_five(foreign)}"
+        )
     return responses
 
 
@@ -181,9 +183,10 @@ def example_of(line: Line, record: Record, window: Window, advantage: float) -> 
 def describe_round(path: str, examples: Sequence[Example]) -> str:
     """Return a description of what is learnt."""
     size = math.sqrt(fmean(example.advantage**2 for example in examples))
+    questions = counted(len({example.record["id"] for example in examples}), "question")
     return (
-        f"{path}: {len(examples)} calls of {len({example.record['id'] for example in examples})} questions, "
-        f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call "
+        f"{path}: {counted(len(examples), 'call')} of {questions}, "
+        f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call has "
         f"{max(example.length for example in examples)} tokens; {sum(example.advantage > 0 for example in examples)} "
-        f"calls have an advantage above 0; root mean square {size:.2f}"
+        f"with an advantage above 0; root mean square {size:.2f}"
     )

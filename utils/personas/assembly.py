@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
+from utils.cli.errors import named
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import publishing
 from utils.files.writing import open_whole
@@ -238,8 +239,8 @@ def write_files(
                     lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
                 counts.update(part.counts)
         if not rows:
-            counted = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
-            raise UserError(f"no question is left: {counted}")
+            reasons = "; ".join(named(count, name) for name, count in counts.items() if count)
+            raise UserError(f"no question is left: {reasons}")
         counts = +counts  # without zeros
         of_contexts["counts"] = of_table["counts"] = dict(counts)
         of_table["contexts_sha256"] = file_hash(new_contexts)

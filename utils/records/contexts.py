@@ -21,7 +21,7 @@ import msgspec
 from prompts import Messages
 from utils.benchmarks.checks import Item, Record
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.files.json_files import read_lines
 from utils.files.writing import open_whole, real_path
 
@@ -93,7 +93,9 @@ class Profile(Sequence):
         """Return all messages before the question; UserError if the context has fewer."""
         messages, end = self._file.read(self.reference["context"])[0], self.reference["end"]
         if end > len(messages):
-            raise UserError(f"{self._where}: its 'end' is {end}, but its context has {len(messages)} messages")
+            raise UserError(
+                f"{self._where}: its 'end' is {end}, but its context has {counted(len(messages), 'message')}"
+            )
         return messages[:end]
 
     def by(self, unit: str) -> "Profile":
@@ -141,7 +143,7 @@ class Profile(Sequence):
             if message["role"] != CARD:
                 groups.setdefault(place if self._unit == "message" else sessions[place], []).append(place)
         if len(self.reference.get("order", groups)) != len(groups):
-            held = f"{len(self.reference['order'])} items, but its history has {len(groups)}"
+            held = f"{counted(len(self.reference['order']), 'item')}, but its history has {len(groups)}"
             raise UserError(f"{self._where}: its 'order' has {held}")
         return list(map(tuple, groups.values()))
 
@@ -223,7 +225,7 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
         elif not skip_invalid:
             raise UserError(
                 f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
-                f"has {most} messages\n  add --skip_invalid to skip and count such questions"
+                f"has {counted(most, 'message')}\n  add --skip_invalid to skip and count such questions"
             )
     return referring, len(placed) - len(referring)
 

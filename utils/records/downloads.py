@@ -13,7 +13,7 @@ from utils.benchmarks.checks import Record, check_field
 from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, quote
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import is_made_alike, publish, publishing, read_manifest
@@ -80,7 +80,7 @@ def make_file(
         figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
         manifest |= figures
     at = f" of commit {source.commit[:12]}" if source.commit else ""
-    print(f"{path}: {figures['questions']} questions{at}{note}", flush=True)
+    print(f"{path}: {counted(figures['questions'], 'question')}{at}{note}", flush=True)
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
@@ -160,7 +160,7 @@ def compare_ids(path: Path, other: Path) -> None:
         return
     ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
     only_here, only_there = len(ids - others), len(others - ids)
-    print(f"{path}: {only_here} of {len(ids)} ids are not in {other}, and {only_there} ids are only there")
+    print(f"{path}: {only_here} of {counted(len(ids), 'id')} not in {other}, and {only_there} only there")
 
 
 def write_with_contexts(

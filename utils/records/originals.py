@@ -17,7 +17,7 @@ import msgspec
 from utils.benchmarks.checks import Record, check_form
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five, kind, quote
+from utils.cli.errors import counted, first_five, kind, quote
 from utils.files.json_files import check_readable, read_json
 from utils.records.datasets import check_record
 from utils.records.stream import DELIMITERS, is_table, stream_parquet, stream_records
@@ -70,8 +70,9 @@ def read_originals(
     if not seen:
         raise UserError(f"{files[0]}: has no questions")
     if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
+        answers = counted(len(foreign), "answer")
         raise UserError(
-            f"{outputs_addr}: {len(foreign)} answers have no question in {files[0]}: {first_five(foreign)}\n"
+            f"{outputs_addr}: {answers} without a question in {files[0]}: {first_five(foreign)}\n"
             "  give the outputs of the same split"
         )
 

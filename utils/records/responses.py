@@ -16,7 +16,7 @@ import msgspec
 from utils.benchmarks.checks import Text, check_form, selection_of
 from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
-from utils.cli.errors import first_five, kind, quote
+from utils.cli.errors import counted, first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.thoughts import UNFINISHED_COUNT
@@ -178,9 +178,9 @@ def match_responses(
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]
     if missing:
-        lines.append(f"  {len(missing)} questions without a response: {first_five(missing)}")
+        lines.append(f"  {counted(len(missing), 'question')} without a response: {first_five(missing)}")
     if foreign:
-        lines.append(f"  {len(foreign)} responses without a question in the dataset: {first_five(foreign)}")
+        lines.append(f"  {counted(len(foreign), 'response')} without a question in the dataset: {first_five(foreign)}")
     raise UserError("\n".join(lines))
 
 
@@ -201,7 +201,7 @@ def refuse_gaps(path: str | Path) -> None:
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
         again, raised = "it" if count == 1 else "them", manifest.get("raised")
-        cause = f"the method raised an error on {raised} questions" if raised else "the server failed"
+        cause = f"the method raised an error on {counted(raised, 'question')}" if raised else "the server failed"
         first = "correct the method, then run" if raised else "run"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer', cause)}\n"

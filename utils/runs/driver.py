@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 from utils import cli
 from utils.cli import Arguments
-from utils.cli.errors import first_five, printable
+from utils.cli.errors import counted, first_five, printable
 from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
@@ -120,7 +120,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
             output.pieces[its_key] = stage.stand_in
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    print(f"total: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
+    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}")
     models = list(models_of(running).values())
     describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
     if isinstance(args.dry_run, str):
@@ -153,7 +153,7 @@ def report_raised(raised: Mapping[Key, str]) -> int:
     if not raised:
         return 0
     again = "correct the method, then run the command again; its completions are kept"
-    print(f"the method raised an error on {len(raised)} records; {again}:", file=sys.stderr)
+    print(f"the method raised an error on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.cli.errors import printable
+from utils.cli.errors import counted, named, printable
 from utils.files.output import Key, Piece
 from utils.generation.calls import Call, prices_of
 from utils.generation.local_chat import LocalChat
@@ -67,14 +67,14 @@ class Lacking:
 
     def describe(self, role: str) -> str:
         number, longest = len(self.lengths), max(self.lengths, default=0)
-        text = f"  {role}: {number} requests, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
+        text = f"  {role}: {counted(number, 'request')}, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
         if not number:
             return text
         text += f", longest prompt {longest}"
         if self.num_options:
-            return f"{text}; {self.num_options} options to score, no text is generated"
+            return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
         most = round(self.most_tokens / number)
-        text += f"; at most {most} tokens per output, {self.most_requests} requests with retries"
+        text += f"; at most {most} tokens per output, {counted(self.most_requests, 'request')} with retries"
         if (cost := self.cost()) is not None:
             text += f"\n    {cost[0]:.4f} USD for the prompts, at most {cost[1]:.4f} with the outputs"
             text += f", {cost[1] * self.most_requests / number:.4f} with retries"
@@ -98,18 +98,19 @@ def describe_run(
         num_left: of the records, those that need requests.
     """
     names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {num_left} of {num_records} {stage.unit} need requests")
+    print(f"{names}: {num_left} of {counted(num_records, stage.unit.removesuffix('s'))} to request")
     for role, requests in lacking.items():
         print(requests.describe(role))
     if lacking_searches:
-        print(f"  search: {lacking_searches} queries to embed with the encoder; requests after them are not counted")
+        queries = counted(lacking_searches, "query")
+        print(f"  search: {queries} to embed with the encoder; requests after them are not counted")
     dropped, cut = (
         sum(getattr(requests, name) for requests in lacking.values()) for name in ("num_dropped", "num_cut")
     )
     if dropped or cut:
-        print(f"  {dropped} {stage.task.item_words} left out for length, {cut} prompts cut at the end")
+        print(f"  {named(dropped, stage.task.item_words)} left out for length, {counted(cut, 'prompt')} cut at the end")
     if too_long := [str(key[0]) for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]:
-        print(printable(f"  {len(too_long)} prompts too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
+        print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
     if stage.many_calls and num_left:
         print("  requests that depend on the answers to these are not counted")
 

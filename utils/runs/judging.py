@@ -14,6 +14,7 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import OFFICIAL, Judge, Metric
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
+from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
@@ -90,7 +91,7 @@ class JudgeModel(Model):
         if not self.flags.openai and self.flags.max_model_len is None:
             prompts = [[self.messages(request)] for request in self.requests()]
             if len(prompts) >= MANY_PROMPTS:
-                announce(f"measuring {len(prompts)} prompts")
+                announce(f"measuring {counted(len(prompts), 'prompt')}")
             begin = len(self.options[0]) if self.only_scores else 0
             longest = max((len(rendered) for [rendered] in render_all(self.chat, prompts)), default=1) + begin
             needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
@@ -222,7 +223,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
     parts = [part for question in questions.values() for part in metric.parts(question)]
     if incomplete := sum(not all(part) for part in parts):
         texts = "a text that the judge sees (such as evidence or reason)"
-        print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
+        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {texts}", file=sys.stderr)
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:

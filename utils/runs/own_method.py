@@ -15,6 +15,7 @@ from retrieval.search import Search, add_search_arguments
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
+from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest, without_password
 from utils.files.output import Output
@@ -162,15 +163,17 @@ def describe_answers(
     """
     requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
     if earlier not in (None, figures["method_sha256"]):
-        again = f"{requested} of {requested + reused} completions were requested again"
+        again = f"{requested} of {counted(requested + reused, 'completion')} requested again"
         print(f"note: {path} has changed: {again}", file=sys.stderr)
     if number := figures["asked_otherwise"]:
         remedy = "each run pays for its new calls; use ask.random for all randomness"
-        print(f"note: {path} made other calls on its second run for {number} records; {remedy}", file=sys.stderr)
+        records = counted(number, "record")
+        print(f"note: {path} made other calls on its second run for {records}; {remedy}", file=sys.stderr)
     line = f"{output.path}: {describe_counts(figures['counts'])}"
     for role, calls in figures["calls"].items():
-        line += f"; {calls['unusable']} of {calls['num_calls']} calls of {role} unusable" if "unusable" in calls else ""
-    line += f"; {requested} completions requested, {reused} from the store{cost_in_words(figures)}"
+        if "unusable" in calls:
+            line += f"; {calls['unusable']} of {counted(calls['num_calls'], 'call')} of {role} unusable"
+    line += f"; {counted(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
     unpriced = [role for role, model in models.items() if prices_of(model.flags) is None]
     return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 

@@ -8,7 +8,7 @@ from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
-from utils.cli.errors import first_five
+from utils.cli.errors import counted, first_five
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import folder_settings, noted_settings
 from utils.files.output import Output, Pieces
@@ -48,7 +48,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     parser.not_a_setting("--planner_target", "the lead-in of the plans is a setting")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
-        help="address of the planner's API, also if it is the generator's (default: a local planner)")
+        help="address of the planner's API, even if it is the generator's too (default: a local planner)")
     group.add_argument("--planner_api_key_addr", metavar="FILE",
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
@@ -95,7 +95,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     if missing := [key for key in keys if key not in plans]:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
-            f"{path}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
+            f"{path}: lacks {len(missing)} of {counted(len(keys), 'plan')} of this run: {named}\n"
             "  make them with --planner_model, or lower --num_generated_outputs or --limit"
         )
     return {key: plans[key] for key in keys}

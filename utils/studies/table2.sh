@@ -26,6 +26,11 @@ done
 for model in $MODELS $OPENAI_MODELS; do
     systems=() baselines=() spread=()
     for method in $METHODS; do row "${titles[$method]-$method}" "$method"; done
+    # shellcheck disable=SC2206 # they are words
+    methods=($METHODS) seeds=($SEEDS)
+    if ((${#baselines[@]} == ${#methods[@]} * ${#seeds[@]})); then # nothing else to test: the first method is the baseline
+        baselines=("${baselines[@]:0:${#methods[@]}>1?${#seeds[@]}:0}")
+    fi
     table=${model##*/}/$SPLIT/$STUDY$(judge_suffix)
     draw "$table" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$table.md" "${systems[@]}" \
         ${baselines:+--baseline "${baselines[@]}"} "${spread[@]}"

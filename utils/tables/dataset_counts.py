@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.benchmarks.checks import number_in
 from utils.benchmarks.task import Task
@@ -14,10 +14,6 @@ from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import DatasetFile, with_profile
 from utils.records.leaks import find_leaks
-
-if TYPE_CHECKING:
-    pass
-
 
 EXTREMES = {"Longest option": max, "Shortest option": min}
 

@@ -3,9 +3,10 @@
 from typing import Any
 
 from utils.benchmarks.task import Task
+from utils.cli.errors import counted
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator
-from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed
+from utils.tables.formats import NOT_COMPARED, Cell, Table, interval_text, number, p_text, signed
 from utils.tables.score_table import share_intervals_note
 
 
@@ -114,7 +115,8 @@ def describe_humans(human: dict[str, Any]) -> str:
     if named > most:
         raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
-        raters += f" for {human['num_rated_by_all']} of {human['num_questions']} questions, fewer for the others"
+        questions = counted(human["num_questions"], "question")
+        raters += f" for {human['num_rated_by_all']} of {questions}, fewer for the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if most > 1:
         text += f"; {human['no_majority']} of the ties because there is no majority"

@@ -154,15 +154,6 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
 # Words and numbers for readers
 
 
-def plural(noun: str) -> str:
-    return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
-
-
-def counted(number: int, noun: str, many: str | None = None) -> str:
-    """Return the number with its noun, such as "1 question" or "2 questions"; `many` is an irregular plural."""
-    return f"{number} {noun if number == 1 else many or plural(noun)}"
-
-
 def number(value: float | None, decimals: int = 4) -> str:
     return "–" if value is None else f"{value:.{decimals}f}"
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from utils.benchmarks.task import ALL, Task
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import plural, quote
 from utils.parsing.plans import one_line
 from utils.records.scores import Entry, Scores
-from utils.tables.formats import plural
 
 
 def with_own_groups(

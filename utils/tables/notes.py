@@ -9,7 +9,7 @@ from typing import Any
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
 from utils.benchmarks.task import Task
-from utils.cli.errors import printable, quote
+from utils.cli.errors import counted, plural, printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.parsing.thoughts import UNFINISHED_COUNT
@@ -17,7 +17,7 @@ from utils.records.responses import UNUSABLE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
-from utils.tables.formats import counted, few, number, p_text, plural
+from utils.tables.formats import few, number, p_text
 from utils.tables.groups import with_own_groups
 from utils.tables.system_scores import CONTROL, SELECTED, Board, System, when_seen
 
@@ -82,7 +82,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
     elif among is not None and all_ids - among:
         parts = parts or f"of {len(all_ids)}, by all metrics"
-        yield f"Means are over the {len(among)} questions that were scored for all systems: {parts}."
+        yield f"Means are over the {counted(len(among), 'question')} scored for all systems: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{unfinished} missing, because thoughts were unfinished"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
-        yield f"{unusable} of {counted(calls, 'call')} to its {role} were unusable"
+        yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks.metric import Metric
+from utils.cli.errors import plural
 from utils.tables.best_of_n import Curve
 from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
 from utils.tables.dataset_counts import Column
@@ -30,7 +31,7 @@ from utils.tables.figure_style import (
     tidy,
     wrapped,
 )
-from utils.tables.formats import interval_text, plural, signed
+from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:

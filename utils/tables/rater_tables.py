@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import fmean, median
 
-from utils.cli.errors import printable
+from utils.cli.errors import counted, printable
 from utils.parsing.plans import one_line
 from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import describe_sign_test, human_figures
@@ -59,8 +59,9 @@ def preferences_table(results: Results) -> Table:
         rows.append(
             [name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(number_of_choices)]
         )
+    ties = counted(figures["no_majority"], "question")
     notes = [
-        f"An outcome is the choice of more than half of the raters, else a tie ({figures['no_majority']} questions).",
+        f"An outcome is the choice of more than half of the raters, else a tie ({ties}).",
         describe_sign_test(figures, first, second),
     ]
     return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)

@@ -12,12 +12,12 @@ from typing import Any
 
 from utils.benchmarks.checks import Item, Record
 from utils.benchmarks.task import ALL, Task
+from utils.cli.errors import plural
 from utils.records.contexts import Profile
 from utils.records.scores import Entry
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
 from utils.tables.columns import columns_of, interval_words, point_of, points_of, scored
-from utils.tables.formats import plural
 from utils.tables.pages import as_text, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.score_table import label_of, means_table
 from utils.tables.system_scores import Board, divide

@@ -7,9 +7,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import counted, plural, quote
 from utils.tables.columns import MACRO, PERMUTATION, T_TEST, Comparison, column_means, columns_of, has_dagger, points_of
-from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
+from utils.tables.formats import NOT_COMPARED, Cell, Table, interval_text, number, p_text, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_numbers import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES

@@ -11,12 +11,12 @@ from typing import Any
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five, kind, quote
+from utils.cli.errors import counted, first_five, kind, plural, quote
 from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Entry, Scores, read_scores, strategy_in_words
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
-from utils.tables.formats import few, plural
+from utils.tables.formats import few
 from utils.tables.groups import joined_by, named_group, regrouped, with_own_groups
 
 SELECTED = "selected by score"
@@ -281,7 +281,7 @@ def _check_same_questions(systems: list[System]) -> None:
         if lacking := sorted(all_ids - system.asked_ids):
             raise UserError(
                 f"--system {system.name!r} ({few(system.files)}) "
-                f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
+                f"lacks {len(lacking)} of {counted(len(all_ids), 'question')} of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare the common ones"
             )
 

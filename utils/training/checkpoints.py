@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
+from utils.cli.errors import counted
 from utils.files.locks import Lock, check_free
 from utils.files.manifest import differences, read_folder_manifest
 from utils.files.writing import STAGED, check_could_write, replace_link
@@ -40,9 +41,9 @@ class Selection:
     def describe_end(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
-            return f"{figures['steps']} steps; nothing was evaluated; the last checkpoint is linked as last"
+            return f"{counted(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
         best = f"{self.words} {figures[self.name]:.4f}"
-        return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {best}"
+        return f"{counted(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
 
 
 @dataclass(frozen=True)

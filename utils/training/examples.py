@@ -9,7 +9,7 @@ from prompts import Prompt
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
+from utils.cli.errors import counted, first_five, named
 from utils.cli.flags import Arguments
 from utils.generation.fitting import Fitted, Window
 from utils.generation.local_chat import LocalChat, PlainText
@@ -129,21 +129,22 @@ def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson]
     fitting = {example.record["id"] for example in examples}
     if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
         raise UserError(
-            f"{flag} {length}: too small for {len(too_long)} of {len(lessons)} questions of {path}\n"
+            f"{flag} {length}: too small for {len(too_long)} of {counted(len(lessons), 'question')} of {path}\n"
             f"  too long even without posts: {first_five(too_long)}"
         )
 
 
-def describe_examples(path: str, examples: Sequence[Example], counted: str = "questions") -> str:
-    """Describe a dataset's examples; `counted` is the word after their number."""
+def describe_examples(path: str, examples: Sequence[Example], words: str = "questions") -> str:
+    """Describe a dataset's examples; `words` are those after their number, in the plural."""
     prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
     num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
+    number = named(len(examples), words)
     return (
-        f"{path}: {len(examples)} {counted}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
+        f"{path}: {number}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
         f"targets: {sum(len(example.target) for example in examples)} tokens; "
         f"the longest example {max((example.length for example in examples), default=0)} tokens\n"
-        f"  {sum(prompt.num_contexts_used for prompt in fitted)} posts, {num_cut} of them cut; "
+        f"  {named(sum(prompt.num_contexts_used for prompt in fitted), 'posts')}, {num_cut} of them cut; "
         f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
-        f"{sum(getattr(prompt, 'question_cut', False) for prompt in fitted)} questions, "
-        f"{sum(example.is_cut for example in examples)} targets"
+        f"{named(sum(getattr(prompt, 'question_cut', False) for prompt in fitted), 'questions')}, "
+        f"{named(sum(example.is_cut for example in examples), 'targets')}"
     )

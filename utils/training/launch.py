@@ -12,6 +12,7 @@ from typing import Any
 from utils import cli
 from utils.benchmarks.checks import Record
 from utils.cli import UserError
+from utils.cli.errors import counted, named
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, refuse_unranked
@@ -202,8 +203,9 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
     """Describe how many of `what` a step learns from, and the paper's number if there is one and it differs."""
     size = effective_batch_size(args)
     return (
-        f"effective batch size: {args.per_device_train_batch_size} per device x {args.gradient_accumulation_steps} "
-        f"accumulation steps x {num_processes()} processes = {size} {what} per step"
+        f"effective batch size: {args.per_device_train_batch_size} per device "
+        f"x {counted(args.gradient_accumulation_steps, 'accumulation step')} "
+        f"x {counted(num_processes(), 'process', 'processes')} = {named(size, what)} per step"
         + ("" if paper in (None, size) else f" (paper: {paper})")
     )
 

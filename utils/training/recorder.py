@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from utils import cli
+from utils.cli.errors import counted
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import read_folder_manifest, write_folder_manifest
 from utils.files.writing import open_appending, sync_folder, write_atomically, write_line
@@ -176,9 +177,10 @@ class Recorder(TrainerCallback):
         stops = patience is not None and sum(step > best for step in figures) >= patience
         if state.is_world_process_zero:
             recall = metrics.get("eval_aspect_recall")
-            plans = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
             score = f"{self._selection.words} {metrics[self._selection.figure]:.4f}"
-            announce(f"step {state.global_step}: {score}{plans}")
+            if recall is not None:
+                score += f", aspect recall {recall:.3f} of {counted(metrics['eval_plans'], 'plan')}"
+            announce(f"step {state.global_step}: {score}")
             is_interim = has_mark(self._checkpoint(state.global_step), "interim")
             self._complete(state, interim=is_interim, stopped_early=stops)
             if not self._selection.keeps_all:  # because AdamW's states triple a full model's size
