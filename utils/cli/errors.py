@@ -57,8 +57,8 @@ def named(number: int, name: str) -> str:
     return f"{number} {re.sub(r'^[a-z]+s( or [a-z]+s)?(?![a-z])', _singular, name) if number == 1 else name}"
 
 
-def _singular(found: re.Match[str]) -> str:
-    return re.sub(r"s\b", "", re.sub(r"ies\b", "ys", found[0]))
+def _singular(match: re.Match[str]) -> str:
+    return re.sub(r"s\b", "", re.sub(r"ies\b", "ys", match[0]))
 
 
 def quote(value: Any) -> str:
