@@ -167,10 +167,7 @@ FIRST = next(iter(ROWS))
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
         (change(all_options="__import__('os').system('touch hacked')"), "is not a Python list of strings"),
-        (
-            change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"),
-            r"it must have four, starting with \(a\) to \(d\)",
-        ),
+        (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"must have four, starting with \(a\) to \(d\)"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is not one of \(a\)"),
         (change(question_type="other"), "question_type 'other' is not one of recall_user_shared_facts"),
     ],

@@ -232,15 +232,9 @@ def bad(**changed):
     ("rows", "message"),
     [
         (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
-        (
-            bad(question_id="nobody"),
-            r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions without.*\n.*'nobody'",
-        ),
+        (bad(question_id="nobody"), r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions .*\n.*'nobody'"),
         (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
-        (
-            [{"question_id": key, "answer": "a"} for key in ROWS],
-            r"has none of the columns with a run's answer: model_response, .*\n  column 'answer' is",
-        ),
+        ([{"question_id": key, "answer": "a"} for key in ROWS], r"none of the columns .*, .*\n  column 'answer' is"),
     ],
 )
 def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):

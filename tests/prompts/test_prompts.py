@@ -127,10 +127,7 @@ def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path, chang
         ("[system]\nS\n[user]\nno question\n", r"must contain each of \{question\} exactly once"),
         ("[system]\nS\n[user]\n{question} {question}\n", r"must contain each of \{question\} exactly once"),
         ("[system]\n{question}\n[user]\n{question}\n", r"must contain each of \{question\} exactly once"),
-        (
-            "[user]\n{question}\n[system]\nS\n",
-            r"must have a \[system\] line with its text, then a \[user\] line with its text",
-        ),
+        ("[user]\n{question}\n[system]\nS\n", r"must have a \[system\] line with its text, then a \[user\] line"),
         ("", r"must have a \[system\] line with its text, then a \[user\] line with its text"),
     ],
 )

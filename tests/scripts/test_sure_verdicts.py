@@ -225,21 +225,9 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
 @pytest.mark.parametrize(
     ("strategy", "more", "message"),
     [
-        (
-            "aspect",
-            ["--verdicts", "probability"],
-            "--verdicts probability: APIs do not return the likelihood of a given text; ",
-        ),
-        (
-            "direct",
-            ["--verdicts", "probability"],
-            "--verdicts probability: LaMP-QA's direct has no verdicts per aspect",
-        ),
-        (
-            "aspect",
-            ["--num_verdicts", "3"],
-            "--num_verdicts 3: a greedy judge always gives the same verdict; give a --temp",
-        ),
+        ("aspect", ["--verdicts", "probability"], "--verdicts probability: APIs do not return the likelihood of a "),
+        ("direct", ["--verdicts", "probability"], "--verdicts probability: LaMP-QA's direct has no verdicts per "),
+        ("aspect", ["--num_verdicts", "3"], "--num_verdicts 3: a greedy judge always gives the same verdict; "),
     ],
 )
 def test_strategies_without_such_verdicts_are_refused(weighing, strategy, more, message):

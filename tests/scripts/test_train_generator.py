@@ -320,10 +320,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
     ("more", "message"),
     [
         ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
-        (
-            {"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"},
-            "--fusion decoder: only for encoder-decoders",
-        ),
+        ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: only for encoder-dec"),
         ({"model_addr": "{data}/chat"}, "not an encoder-decoder such as .*\n  --lora_rank 16 fine-tunes a chat model"),
         ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
         (
