@@ -1,9 +1,6 @@
 """baselines.py --method: a user's own method, over the API on loopback."""
 
 import json
-import random
-import signal
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -56,26 +53,6 @@ def test_the_same_as_rag(runs, tmp_path):
     rag = json.loads((tmp_path / "rag.json").read_text())
     assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in rag.items()}
     assert sorted(map(json.dumps, runs.server.requests)) == requests
-
-
-def test_killed_in_either_call_and_run_again(runs):
-    runs.run()
-    whole, total, dice = runs.output.read_bytes(), len(runs.server.requests), random.Random(3)
-    for path in runs.output.parent.rglob("*.json*"):
-        path.unlink()
-    runs.server.requests.clear()
-    runs.server.delay = 0.02
-    kills = 4
-    for _ in range(kills):
-        before = len(runs.server.requests)
-        process = subprocess.Popen([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, stderr=subprocess.DEVNULL)
-        runs.server.wait_for(before + dice.randrange(3, 8))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not runs.output.exists()
-    runs.run()
-    assert runs.output.read_bytes() == whole
-    assert total <= len(runs.server.requests) <= total + 4 * kills
 
 
 def test_a_changed_method_requests_only_what_changed(runs):

@@ -54,9 +54,8 @@ def models(tmp_path_factory):
     for name, of, fill in [("adapter", "base", 0.5), ("second", "base", 0.25), ("on_copy", "copy", 0.5)]:
         save_adapter(folder / name, folder / of, fill)
     names = ("base", "copy", "other", "adapter", "second", "on_copy")
-    return SimpleNamespace(
-        **{name: str(folder / name) for name in names}, tokenizer=AutoTokenizer.from_pretrained(base)
-    )
+    folders = {name: str(folder / name) for name in names}
+    return SimpleNamespace(**folders, tokenizer=AutoTokenizer.from_pretrained(base))
 
 
 def save_adapter(folder, base, fill=0.5, width=128):
@@ -479,9 +478,8 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
         return default_reply(request)
 
     server.reply = reply
-    api[api.index("some-model")] = (
-        models.base
-    )  # vLLM's server names a model by its folder, which is not one of this run
+    # vLLM's server names a model by its folder, which is not one of this run.
+    api[api.index("some-model")] = models.base
     answers = run([*api, "--planner_model", models.adapter], output)
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]

@@ -49,9 +49,8 @@ class Weighing:
 def weighing(judging, model_folder, monkeypatch):
     """Judge locally by probability, with two questions with two aspects and one with one."""
     numbered = enumerate(CATEGORIES, 1)
-    judging.write(
-        "data.json", [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
-    )
+    questions = [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
+    judging.write("data.json", questions)
     judging.responses("a", q1="A1", q2="A2", q3="A3")
     judging.model = model_folder
 
@@ -147,10 +146,8 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
     weighing.responses("a", q1="A1", q2=None, q3="A3")
     found = weighing.weigh(Weighing(log_probs=(math.inf, 0.2, 0.5)), code=1)
     printed = capsys.readouterr().err
-    assert (
-        ": 3 of 3 verdicts are unusable\n  3 × the model returned no likelihood for an option, such as 'q1'\n"
-        in printed
-    )
+    told = ": 3 of 3 verdicts are unusable\n  3 × the model returned no likelihood for an option, such as 'q1'\n"
+    assert told in printed
     assert [entry["score"] for entry in found["per_question_scores"]] == [None, 0, None]
     assert (found["num_unanswered"], found["num_unscored"], found["mean_entropy"]) == (1, 3, None)
     [detail, *_] = found["per_question_scores"][0]["details"]
@@ -185,11 +182,8 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
     assert found["num_verdicts"] == 8 and found["num_unscored"] == 0
     assert found["num_missing_verdicts"] == sum(detail["drawn"].count(None) for detail in details) > 0
     assert -1 < found["krippendorff_alpha_interval"] < 0.5  # because only the random seed distinguishes them
-    alpha = f"{found['krippendorff_alpha_interval']:.3f}"
-    missing = found["num_missing_verdicts"]
-    assert re.search(
-        rf"; means of 8 verdicts, self-agreement {alpha}, {missing} verdicts? missing", capsys.readouterr().out
-    )
+    told = f"; means of 8 verdicts, self-agreement {found['krippendorff_alpha_interval']:.3f}, "
+    assert f"{told}{found['num_missing_verdicts']} verdict" in capsys.readouterr().out
 
 
 # Beside each other
@@ -216,10 +210,9 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     told = capsys.readouterr().out
     assert re.search(r"\| weighed \| aspect, probability \| 3 \| 0 \| 0\.6667 ", told)
     assert re.search(r"\| drawn \| aspect, 3 verdicts \| 3 ", told)
-    mixed = ["--evaluator", "A", files["weighed"][0], files["drawn"][1]]
-    assert "of strategy aspect, probability and aspect, 3 verdicts, expected one pairwise file" in refused(
-        compare_evaluators.main, [*mixed, "--human_addr", str(human)]
-    )
+    mixed = ["--evaluator", "A", files["weighed"][0], files["drawn"][1], "--human_addr", str(human)]
+    told = "of strategy aspect, probability and aspect, 3 verdicts, expected one pairwise file"
+    assert told in refused(compare_evaluators.main, mixed)
 
 
 @pytest.mark.parametrize(
