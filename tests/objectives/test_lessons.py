@@ -92,16 +92,8 @@ def test_a_round_shows_the_judge_alone_what_only_the_scorer_may_see(runs, tmp_pa
     assert select_responses.main(["--response_addr", str(runs.output), "--split_dir", str(samples)]) == 0
     files = [[f"{samples}/{kind}_{number}.json" for number in range(3)] for kind in ("sample", "scores")]
     judging = ["--openai", "--base_url", runs.server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
-    judging += [
-        "--evaluator_llm",
-        "j",
-        "--inputs_addr",
-        str(data),
-        "--response_addr",
-        *files[0],
-        "--score_addr",
-        *files[1],
-    ]
+    judging += ["--evaluator_llm", "j", "--inputs_addr", str(data)]
+    judging += ["--response_addr", *files[0], "--score_addr", *files[1]]
     assert evaluate_responses.main(judging) == 0
     trace = Path(f"{runs.output}.trace.jsonl")
     train_dry(tmp_path, "--inputs_addr", data, "--objective", "grpo", "--trace_addr", trace, "--score_addr", *files[1],
