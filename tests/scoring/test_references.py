@@ -147,5 +147,6 @@ def test_a_missing_answer_has_the_lowest_score_and_is_counted():
     assert head["num_unanswered"] == 1
 
 
-def test_without_answers_there_is_no_mean():
+def test_a_label_that_is_nowhere_counts_zero_and_without_answers_there_is_no_mean():
+    assert macro_f1("abc").score([("a", "a"), ("b", "b")]) == pytest.approx(2 / 3)
     assert macro_f1("abc").score([]) is None and ROOT_MEAN_SQUARE.score([]) is None
