@@ -1,4 +1,4 @@
-"""A full disk, lost permissions and a damaged store: the final file equals an undisturbed run's, or one error says why.
+"""A full disk and lost permissions: the final file equals an undisturbed run's, or one error says why.
 
 The error has one to three lines, names the file and a remedy, and ends the run with exit code 2; existing files do not
 change.
@@ -130,6 +130,3 @@ def test_a_folder_that_becomes_read_only(case, server, zygotes):
         case.folder.chmod(0o755)
     case.finish(zygotes)
     check_whole(case, whole)
-
-
-# A damaged store

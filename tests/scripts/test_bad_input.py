@@ -519,15 +519,14 @@ def test_an_unreadable_file(folder, server, capsys, command, name):
     refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", obeying_modes)
 
 
+# Outputs: invalid places
+
 NO_PLACES = {
     "data.json/out.json": "data.json/out.json(.plans.json)?: cannot be written: (Not a directory|File exists)",
     "prompts": "prompts: is a folder; give a file",
     "/proc/out.json": "/proc/out.json(.plans.json)?: cannot be written: ",
     "long" * 64: "(long)+(.plans.json)?: cannot be written: File name too long",
 }
-
-
-# Outputs: invalid places
 
 
 @pytest.mark.alike("command")
