@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from test_clusters import limits_of_the_logit
-from test_compare_evaluators import Study, refusal, study  # noqa: F401
+from test_compare_evaluators import refusal, study  # noqa: F401
 
 from utils.benchmarks import lampqa
 from utils.make_figures import build_parser as figure_parser

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
+from test_make_table import score_file, scored  # noqa: F401
 
 from utils import make_figures
 from utils.benchmarks.lampqa import TASK
@@ -21,7 +21,6 @@ from utils.tables.paper_figures import Evaluator, trade_off_figure
 from utils.tables.score_table import Row
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
 GROUPS = columns_of(TASK)
 ARTS, LIFESTYLE, SOCIETY, MACRO = GROUPS
 
