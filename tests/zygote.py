@@ -211,22 +211,6 @@ def _call_on_capabilities(name: str, values: list[int]) -> list[int]:
     return list(data)
 
 
-def die_before_step(steps: int) -> None:
-    """Kill this process right before the n-th step (from 0) that renames a file into place."""
-
-    def counted(function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            nonlocal steps
-            if steps == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            steps -= 1
-            return function(*arguments)
-
-        return call
-
-    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
-
-
 def take_time(seconds: float) -> None:
     """Slow down each line of a store, because some scripts would finish between two checks of it."""
     store = import_module("utils.generation.store").ModelStore

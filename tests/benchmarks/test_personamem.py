@@ -168,10 +168,7 @@ FIRST = next(iter(ROWS))
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
         (change(all_options="__import__('os').system('touch hacked')"), "is not a Python list of strings"),
-        (
-            change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"),
-            r"it must have four, starting with \(a\) to \(d\)",
-        ),
+        (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"must have four, starting with \(a\) to \(d\)"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is not one of \(a\)"),
         (change(question_type="other"), "question_type 'other' is not one of recall_user_shared_facts"),
     ],
@@ -389,22 +386,6 @@ def test_likelihoods_cover_only_the_options_after_history_and_question(way, data
         assert answers[record["id"]][0]["output"] == likeliest
     assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
-
-
-def test_an_option_with_the_text_of_the_right_one_is_right(choose, tmp_path):
-    """In one of the two questions with twins, the right option is one of them; the first twin is chosen in both."""
-    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
-    output, scores = tmp_path / "out.json", tmp_path / "scores.json"
-    assert choose(output, path=path).wait() == 0
-    answers = json.loads(output.read_text())
-    for key in list(ROWS)[:2]:  # the engine here gives the longest text the highest likelihood
-        assert answers[key][0]["output"] == "b"
-    flags = ["--inputs_addr", path, "--response_addr", output, "--score_addr", scores]
-    assert evaluate_responses.main(list(map(str, flags))) == 0
-    scored = json.loads(scores.read_text())
-    assert (scored["num_questions"], scored["num_unanswered"], scored["num_identical_to_right"]) == (24, 0, 1)
-    entries = {entry["id"]: entry["score"] for entry in scored["per_question_scores"]}
-    assert [entries[key] for key in list(ROWS)[:2]] == [1, 0]
 
 
 TURNS = [

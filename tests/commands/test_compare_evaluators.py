@@ -6,7 +6,6 @@ import math
 from functools import partialmethod
 
 import pytest
-from test_strategies import judging, shown  # noqa: F401
 
 from utils.cli import UserError
 from utils.compare_evaluators import main

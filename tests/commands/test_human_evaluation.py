@@ -204,9 +204,8 @@ def test_two_raters_with_a_part_each_and_compare_evaluators(study, capsys):
     counts = Counter(majority(its) for its in collected.values())
     p = scipy.stats.binomtest(counts["first"], counts["first"] + counts["second"]).pvalue
     assert f"(exact, two-sided, without ties): Alpha {counts['first']}, Beta {counts['second']}, p = {p:.4f};" in out
-    assert (
-        f"| choice | Ann and Bo | 20 | 20 | {sum(a == b for a, b in both) / 20:.4f} | Cohen's kappa | {kappa} |" in out
-    )
+    same = sum(a == b for a, b in both) / 20
+    assert f"| choice | Ann and Bo | 20 | 20 | {same:.4f} | Cohen's kappa | {kappa} |" in out
     more = {"answered": [True, True], "result": "tie", "details": [{"preferred": one} for one in ("first", "second")]}
     entries = [{"id": i, "question_sha256": i, **more} for i in key["questions"]]
     scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": entries}
@@ -237,9 +236,8 @@ def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
     lines = re.findall(r"^\| \w+_\d+ \| \w+ \| (?:Question|cost|time)[^|]* \| (\d) \| (\d) \| (\d) \|$", out, re.M)
     gaps = [max(map(int, its)) - min(map(int, its)) for its in lines]
     assert gaps == sorted(gaps, reverse=True)
-    assert len(lines) == sum(
-        len({its[i][slot] for its in given.values()}) > 1 for i in key["questions"] for slot in slots
-    )
+    values = [{its[i][slot] for its in given.values()} for i in key["questions"] for slot in slots]
+    assert len(lines) == sum(len(its) > 1 for its in values)
 
 
 def judged(study, verdicts, name="scores.json", **more):
@@ -247,9 +245,8 @@ def judged(study, verdicts, name="scores.json", **more):
     entries = []
     for record in (one for one in study.records if one["id"] in verdicts):
         its = verdicts[record["id"]]
-        details = [
-            {"aspect": one["aspect"], "score": score} for one, score in zip(record["rubric_aspects"], its, strict=True)
-        ]
+        pairs = zip(record["rubric_aspects"], its, strict=True)
+        details = [{"aspect": one["aspect"], "score": score} for one, score in pairs]
         score = None if None in its else sum(its) / 4
         entry = {"id": record["id"], "category": record["category"], "question_sha256": "0", "answered": True}
         entries.append({**entry, "score": score, "details": details})
@@ -451,9 +448,8 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith(
-        "--raters 'Ann' 'Ann': give each rater a unique name"
-    )
+    told = "--raters 'Ann' 'Ann': give each rater a unique name"
+    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith(told)
 
 
 def test_two_files_of_one_rater_are_joined_if_they_agree(study, capsys):

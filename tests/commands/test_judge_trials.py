@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from test_clusters import limits_of_the_logit
-from test_compare_evaluators import Study, refusal, study  # noqa: F401
+from test_compare_evaluators import refusal, study  # noqa: F401
 
 from utils.benchmarks import lampqa
 from utils.make_figures import build_parser as figure_parser
@@ -73,24 +73,6 @@ def test_shares_and_intervals_are_those_of_independent_code(study, author):
     assert ("where no author is repeated" in out) is (author is not None)
     assert f"| Judge | direct | narrative (upper bound) | {len(rights)} | " in out
     assert "- Published: 75.94% by the best reward model (arXiv 2604.07343" in out
-
-
-def test_whole_counts_have_scipys_interval(study):
-    files = [write(study, "chosen.json", [1.0] * 30 + [0.0] * 10), write(study, "rejected.json", [0.5] * 40)]
-    [row] = study.run("--preferred", "Judge", *files)[1]["judges"]
-    limits = scipy.stats.binomtest(30, 40).proportion_ci(method="wilson")
-    assert row["interval"] == pytest.approx([limits.low, limits.high])
-
-
-@pytest.mark.parametrize("author", [None, 3])
-@pytest.mark.parametrize("seed", range(3))
-def test_shuffled_responses_are_right_by_chance(study, author, seed):
-    dice, rows = np.random.default_rng(seed), list(zip(*made_up(seed, 300), strict=True))
-    shuffled = zip(*(row if dice.random() < 0.5 else row[::-1] for row in rows), strict=True)
-    files = [write(study, f"{i}.json", scores, author=author) for i, scores in enumerate(shuffled)]
-    [row] = study.run("--preferred", "Judge", *files)[1]["judges"]
-    low, high = row["interval"]
-    assert low < 0.5 < high and high - low < 0.25
 
 
 def test_one_table_of_pointwise_pairwise_and_probable_verdicts(study, monkeypatch):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 from api_server import Reply
-from browser import browser, needs_chromium, open_page  # noqa: F401 (fixtures)
-from test_report import content, files  # noqa: F401 (a fixture)
 from test_strategies import judging, make_question  # noqa: F401
 
 from utils.cli import UserError

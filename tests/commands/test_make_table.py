@@ -185,10 +185,8 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
 
 def test_means_of_partly_scored_systems_are_over_the_common_questions(score_file, capsys):
     """Alone, A would have 2/3 and B 1/2; over the two questions that both have, A has 1/2."""
-    files = {
-        "A": score_file("a.json", *scored("rpg", 1.0, 0.0, 1.0)),
-        "B": score_file("b.json", *scored("rpg", 0.5, 0.5)),
-    }
+    scores = {"A": (1.0, 0.0, 1.0), "B": (0.5, 0.5)}
+    files = {name: score_file(f"{name}.json", *scored("rpg", *its)) for name, its in scores.items()}
     rows, notes = table(capsys, *systems_of(files), "--allow_partial")
     assert [rows[name][0] for name in "AB"] == ["0.5000"] * 2 and [rows[name][-3] for name in "AB"] == ["2", "2"]
     assert notes == ["- Means are over the 2 questions scored for all systems: B lacks 1 of 3."]
@@ -211,9 +209,8 @@ class TestOwnGroups:
         assert row == "| RAG | 0.7500 | 0.5000 | 0.2500 | 0.0000 | 0.3750 | 0.3750 | 6 | 0 | 0 |"
 
     def test_without_categories_there_is_one_column(self, score_file, capsys):
-        files = {
-            name: score_file(f"{name}.json", *scored(None, *values)) for name, values in (("A", BASE), ("B", BETTER))
-        }
+        scores = {"A": BASE, "B": BETTER}
+        files = {name: score_file(f"{name}.json", *scored(None, *values)) for name, values in scores.items()}
         rows, notes = table(capsys, *systems_of(files), "--baseline", "A")
         assert rows == {"A": ["0.2500", "3", "0", "0"], "B": ["**0.6667**†", "3", "0", "0"]}
         assert notes == ["- †: better than A (two-sided paired t-test, p < 0.05, not corrected for 1 comparison)."]
@@ -317,11 +314,8 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
     assert "- Best of 4: selected by score; it has neither bold nor daggers." in notes
     assert "- Best of 4: 2 answers cut off at --max_tokens, scored like complete ones." in notes
     cells, _ = csv_table(capsys, *words)
-    assert {row["System"]: row["Excluded"] for row in cells} == {
-        "RAG": "",
-        "Ours": "",
-        "Best of 4": "selected by score",
-    }
+    excluded = {row["System"]: row["Excluded"] for row in cells}
+    assert excluded == {"RAG": "", "Ours": "", "Best of 4": "selected by score"}
 
 
 def selected_by(strategy="aspect", which="best", judge="judge@1"):
@@ -370,9 +364,8 @@ def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
     notes = capsys.readouterr().out
     files = {"D": three("D.json", BASE, [1.0], []), "E": three("E.json", BASE, [0.5], [])}
     main([*systems_of(files), "--baseline", "D", "--intervals"])
-    assert (
-        f"- E and D, {ARTS}; E and D, {LIFESTYLE}: p of the permutation test is 1, so no" in capsys.readouterr().out
-    )  # others have no p
+    told = f"- E and D, {ARTS}; E and D, {LIFESTYLE}: p of the permutation test is 1, so no"  # others have no p
+    assert told in capsys.readouterr().out
     few = "; ".join(f"Ours and RAG, {group}" for group in CATEGORIES)
     assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
     assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes

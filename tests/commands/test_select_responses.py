@@ -119,16 +119,8 @@ def test_best_and_worst_by_hand(samples, capsys):
     assert best["q4"] == [{"output": "q4 2", "raw": "r", "sample": 2, "score": 0.7}]
     manifest = read_manifest(samples.folder / "best.json")
     assert manifest["counts"] == COUNTS == read_manifest(samples.folder / "worst.json")["counts"]
-    saw = ["narrative", "rubric_aspects"]
-    by = {
-        "which": "best",
-        "samples": 4,
-        "judge": "Café",
-        "identity": "Café@1",
-        "strategy": "aspect",
-        "saw": saw,
-        "unscored": 5,
-    }
+    by = {"which": "best", "samples": 4, "judge": "Café", "identity": "Café@1", "strategy": "aspect"}
+    by |= {"saw": ["narrative", "rubric_aspects"], "unscored": 5}
     assert manifest["settings"]["selected_by"] == by
     printed = capsys.readouterr().out
     assert "best.json: 5 of 8 questions; each response is the best of 4 by the scores of Café" in printed
@@ -191,9 +183,8 @@ def test_of_errors_the_lowest_is_best(tmp_path, capsys):
     (tmp_path / "data.json").write_text(json.dumps(records))
     made = Samples(tmp_path, {})
     ratings = [[1, 3, 2], [5, 4, 5]]
-    made.write(
-        "all.json", {r["id"]: [{"output": str(i)} for i in its] for r, its in zip(records, ratings, strict=True)}
-    )
+    outputs = {r["id"]: [{"output": str(i)} for i in its] for r, its in zip(records, ratings, strict=True)}
+    made.write("all.json", outputs)
     paths, targets = made.split(), [float(record["target"]) for record in records]
     words = ["--inputs_addr", tmp_path / "data.json", "--strategy", "MAE", "--response_addr", *paths]
     words += ["--score_addr", *map(made.score, range(3))]

@@ -1,4 +1,4 @@
-"""A full disk, lost permissions and a damaged store: the final file equals an undisturbed run's, or one error says why.
+"""A full disk and lost permissions: the final file equals an undisturbed run's, or one error says why.
 
 The error has one to three lines, names the file and a remedy, and ends the run with exit code 2; existing files do not
 change.
@@ -105,22 +105,6 @@ def test_a_full_disk(case, zygotes):
 # Lost permissions
 
 
-@pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_read_only_folder(case, server, zygotes):
-    whole = run_whole(case, zygotes)
-    case.folder.chmod(0o555)
-    try:
-        asked = len(server.requests)
-        error = error_of(case.start(zygotes, obey_modes=None))
-        assert error.startswith(f"{case.folder}/") and ": cannot be written: " in error
-        assert error.endswith("make it writable, or give another path; finished work is kept\n")
-        assert len(server.requests) == asked and not list(case.folder.iterdir())
-    finally:
-        case.folder.chmod(0o755)
-    case.finish(zygotes)
-    check_whole(case, whole)
-
-
 @pytest.mark.parametrize("case", ["baselines", "evaluate_responses", "planpers"], indirect=True)
 def test_a_folder_that_becomes_read_only(case, server, zygotes):
     whole = run_whole(case, zygotes)
@@ -146,55 +130,3 @@ def test_a_folder_that_becomes_read_only(case, server, zygotes):
         case.folder.chmod(0o755)
     case.finish(zygotes)
     check_whole(case, whole)
-
-
-# A damaged store
-
-
-@pytest.mark.parametrize("case", CASES, indirect=True)
-def test_only_a_torn_last_line_is_requested_again(case, zygotes, server):
-    whole = run_whole(case, zygotes)
-    case.finish(zygotes)
-    dice, store = random.Random(case.name), largest_store(case)
-    content = store.read_bytes()
-    last = content.rindex(b"\n", 0, -1) + 1
-    for _ in range(4):
-        delete_outputs(case)
-        for other in {*store.parent.glob("*.jsonl")} - {store}:
-            other.unlink()
-        store.write_bytes(content[: dice.randrange(last, len(content) - 1)])
-        asked = len(server.requests)
-        case.finish(zygotes)
-        check_whole(case, whole)
-        assert len(server.requests) - asked == int(case.asks)
-
-
-@pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_damaged_line_is_named_and_the_rest_is_reused(case, zygotes, server):
-    whole = run_whole(case, zygotes)
-    case.finish(zygotes)
-    delete_outputs(case)
-    store = largest_store(case)
-    lines = store.read_bytes().splitlines(keepends=True)
-    dice, asked = random.Random(case.name), len(server.requests)
-    for number in [0, *(dice.randrange(1, len(lines) - 1) for _ in range(3))]:
-        damaged = bytearray(lines[number])
-        damaged[dice.randrange(len(damaged) - 1)] ^= 1 << dice.randrange(8)
-        store.write_bytes(b"".join([*lines[:number], bytes(damaged), *lines[number + 1 :]]))
-        error = error_of(case.start(zygotes))
-        assert error == (f"{store}: line {number + 1} is damaged\n  delete that line to request its completion again\n")
-        assert len(server.requests) == asked and not case.outputs[-1].exists()
-    store.write_bytes(b"".join([*lines[:number], *lines[number + 1 :]]))  # as the message says
-    case.finish(zygotes)
-    check_whole(case, whole)
-    assert len(server.requests) - asked == (1 if case.asks else 0)
-
-
-def largest_store(case):
-    return max(case.folder.glob("*/*/*.jsonl"), key=lambda path: path.stat().st_size)
-
-
-def delete_outputs(case):
-    """Delete the outputs, but not the store beside them."""
-    for path in case.folder.glob("*.json*"):
-        path.unlink()

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_derived_files import COMMANDS, folder, run  # noqa: F401 (fixture)
+from test_derived_files import folder, run  # noqa: F401 (fixture)
 
 from retrieval import rank_dataset
 from utils import download_datasets, select_model

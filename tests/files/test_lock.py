@@ -15,7 +15,6 @@ from test_output import ROOT, is_finished, make, message, names_in, path, write 
 
 from utils.files.locks import Lock
 
-US = f"process {os.getpid()} on {socket.gethostname()}"
 HOLD = """
 import sys
 from utils.files.locks import Lock

@@ -90,11 +90,7 @@ PLACE = "/home/somebody/projects/personalization/lampqa/models"
         (ONE, OTHER_HASH, "other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)"),
         (None, ONE, 'null, now "0a1b2c3d4e5f…"'),
         (ONE, ONE[:-1] + "1", "0001)"),  # not that there would be two such
-        (
-            {"rag": ONE, "same": ONE},
-            {"rag": OTHER_HASH, "same": ONE},
-            "s: rag: other content (SHA-256 0a1b2c3d4e5f…, now f5e4d3c2b1a0…)",
-        ),
+        ({"rag": ONE, "same": ONE}, {"rag": OTHER_HASH, "same": ONE}, "s: rag: other content (SHA-256 0a1b2c3d4e5f…, "),
         ({"rag": "a"}, {"planpers": "a"}, 'rag: "a", now null; s: planpers: null, now "a"'),
         ([ONE, ONE], [ONE, OTHER_HASH], '["0a1b2c3d4e5f…", "0a1b2c3d4e5f…"], now ["0a1b2c3d4e5f…", "f5e4d3c2b1a0…"]'),
         (

@@ -168,9 +168,8 @@ def test_another_commands_output_is_refused_without_overwrite(path, begin, probl
     assert message.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
     assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
     without_inputs = {name: value for name, value in SETTINGS.items() if name != "inputs"}
-    assert is_finished(path, settings=without_inputs) == (
-        begin != larger and message
-    )  # an earlier step gave fewer keys
+    # An earlier step gave fewer keys.
+    assert is_finished(path, settings=without_inputs) == (begin != larger and message)
     write(path, overwrite=True)
     assert is_finished(path) is True
 

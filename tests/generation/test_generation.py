@@ -7,7 +7,7 @@ import pytest
 from calls import make_model, run_calls
 
 from utils.cli import UserError
-from utils.generation.calls import Call, fitted_call
+from utils.generation.calls import Call
 from utils.generation.completions import Completions
 from utils.generation.model import Policy
 from utils.generation.requests import Completion, Sampling, UnavailableError
@@ -82,10 +82,6 @@ def make_call(name, policy=None, **record):
     return Call((name, 0), [{"role": "user", "content": name}], parse, policy or make_policy(), record)
 
 
-def without_prompt(name, **record):
-    return fitted_call((name, 0), None, parse, make_policy(), **record)
-
-
 def run(engine, calls, pieces):
     return run_calls(lambda: engine, make_stage(calls, pieces))
 
@@ -141,48 +137,6 @@ def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
 
 
 # Calls through the runner
-
-
-def test_record_of_an_answer(pieces):
-    engine = ScriptedEngine({"a": ["bad 1", "long answer"]})
-    assert run(engine, [make_call("a", num_contexts_used=7)], pieces) == "script"
-    expected = {
-        "value": "long answer",
-        "num_contexts_used": 7,
-        "raw": "long answer",
-        "parsed": "strict",
-        "truncated": True,
-        "finish_reason": "length",
-        "attempts": 2,
-        "constrained": False,
-        "temperature": 0.1,
-        "prompt_tokens": 20,  # both tries: 2 * 10, 2 * 4, 2 * 3
-        "cached_tokens": 8,
-        "completion_tokens": 6,
-    }
-    assert pieces == {("a", 0): expected} and kept() == {"a"}
-    assert engine.closed
-
-
-def test_retries_end_with_the_constrained_try_and_a_null(pieces):
-    engine = ScriptedEngine({"a": ["bad 1", "bad 2", "bad 3", "bad 4"], "b": ["fine"]})
-    run(engine, [make_call("a"), make_call("b")], pieces)
-    samplings = [sampling for name, sampling in engine.calls if name == "a"]
-    assert [sampling.schema is not None for sampling in samplings] == [False, False, False, True]
-    assert len({sampling.seed for sampling in samplings}) == 4
-    record = pieces["a", 0]
-    assert (record["value"], record["reason"], record["raw"]) == (None, "saw bad 4", "bad 4")
-    assert (record["attempts"], record["constrained"], record["prompt_tokens"]) == (4, True, 40)
-    assert pieces["b", 0]["value"] == "fine" and "reason" not in pieces["b", 0]
-
-
-def test_a_call_without_a_prompt_is_never_asked(pieces):
-    engine = ScriptedEngine({"b": ["fine"]})
-    with_reason = without_prompt("c", reason="no response to judge")
-    run(engine, [without_prompt("a"), make_call("b"), with_reason], pieces)
-    assert [name for name, _ in engine.calls] == ["b"]
-    assert pieces["a", 0] == {"value": None, "reason": "the prompt does not fit into the model's context"}
-    assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
 
 
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
@@ -252,19 +206,6 @@ def test_an_error_stops_the_run_and_keeps_finished_work(pieces, error):
 GONE = UnavailableError("503")
 
 
-@pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
-def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurrency, most):
-    engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
-    run(engine, [make_call("a")], {})
-    with_prompt = [make_call(f"q{n}") for n in range(99)]
-    without = [without_prompt(f"long{n}") for n in range(2)]  # no server gives these
-    run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
-    assert {key for key, _ in pieces} == {"a", "long0", "long1"} and engine.closed
-    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and those in flight
-    printed = capsys.readouterr().err
-    assert printed == "note: 503; the server no longer answers; sending no more requests to this model\n"
-
-
 def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
     """The last answer arrives when the step has ended: the record that was not begun is missing, not forgotten."""
 
@@ -276,35 +217,6 @@ def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
     engine = ScriptedEngine({"slow": [late], **{f"q{n}": [GONE] for n in range(4)}}, concurrency=2)
     run(engine, [make_call(name) for name in ("kept", "slow", *engine.texts)], pieces)
     assert {key for key, _ in pieces} == {"kept", "slow"} and "no longer answers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("count", [1, 9])
-def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
-    calls = [without_prompt("long"), *(make_call(f"q{n}") for n in range(count))]
-    engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
-    with pytest.raises(UserError, match=r"^503\n  tried 4 times; finished work is kept, run the same command"):
-        run(engine, calls, pieces)
-    assert engine.closed and "note:" not in capsys.readouterr().err
-
-
-def test_stages_follow_each_other_on_one_engine():
-    """The second step's calls use the first step's results; each step has its model and pieces."""
-    plans, answers = {}, {}
-
-    def from_plan(name):
-        def make():
-            assert len(plans) == 2  # the first step is done
-            return make_call(plans[name, 0]["value"])
-
-        return make
-
-    engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
-    first = make_stage([make_call(name) for name in "ab"], plans, "planner", "planner", "plans")
-    then = make_stage([from_plan(name) for name in "ab"], answers, "generator", after=first)
-    assert run_calls(lambda: engine, first, then) == "script"
-    assert engine.models == ["planner", "planner", "generator", "generator"]
-    assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
-    assert engine.closed
 
 
 def test_steps_of_one_server_share_its_state(capsys):

@@ -115,14 +115,8 @@ def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
 def test_ties_choose_the_first_option_and_invalid_numbers_none(run, tmp_path):
     run(Counting(scores=[-3.0, -2.0, -2.0, -4.0]))
     assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "two"
-    run(
-        Counting(scores=[-3.0, float("nan"), -2.0, -4.0]),
-        "--completions",
-        tmp_path / "damaged",
-        "--limit",
-        4,
-        "--overwrite",
-    )
+    more = ["--completions", tmp_path / "damaged", "--limit", 4, "--overwrite"]
+    run(Counting(scores=[-3.0, float("nan"), -2.0, -4.0]), *more)
     [answer] = json.loads((tmp_path / "out.json").read_text())["q0"]
     assert answer["output"] is None and answer["reason"] == "the model returned no likelihood for an option"
     assert answer["mean_log_probs"] == {"one": -3.0, "two": None, "three": -2.0, "four": -4.0}
@@ -159,13 +153,10 @@ class Tokens:
             prompt = [*token_ids[2:], 0]
         values = [99.0 if i < cached else -float(token) for i, token in enumerate(prompt)]
         nexts = {token: SimpleNamespace(logprob=-float(token)) for token in params.logprob_token_ids or ()}
+        outputs = [SimpleNamespace(logprobs=[nexts] if nexts else None)]  # as vLLM has it
+        found = SimpleNamespace(logprobs=values, token_ids=list(prompt)) if self.wanted[-1] else None
         return SimpleNamespace(
-            prompt_token_ids=token_ids,
-            num_cached_tokens=cached,
-            prompt_logprobs=None
-            if params.prompt_logprobs is None
-            else SimpleNamespace(logprobs=values, token_ids=list(prompt)),
-            outputs=[SimpleNamespace(logprobs=[nexts] if nexts else None)],  # as vLLM has it
+            prompt_token_ids=token_ids, num_cached_tokens=cached, prompt_logprobs=found, outputs=outputs
         )
 
 

@@ -84,8 +84,7 @@ def prompts(asked):
 def refusal(main, *words):
     with pytest.raises(UserError) as raised:
         main([*map(str, words)])
-    text = str(raised.value)
-    return text
+    return str(raised.value)
 
 
 def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
@@ -194,8 +193,7 @@ def test_training_and_planning_render_alike(asked, switched, tmp_path):
     args = planner_flags("--max_seq_length", "8192", "--chat_template_kwargs", OFF, model=switched)
     chat = LocalChat(args.model_addr, None, args.chat_template_kwargs)
     records = json.loads(SAMPLE.read_text())[:1]
-    task = next(task for task in [lampqa.TASK])
-    [example] = train_planner.build_examples(task, records, "f", load_prompt("lampqa/planner"), chat, args)
+    [example] = train_planner.build_examples(lampqa.TASK, records, "f", load_prompt("lampqa/planner"), chat, args)
     learnt = chat.tokenizer.decode(list(example.prompt))
     assert learnt.endswith(f"<|im_start|>assistant\n{NOT_THINKING}")
     planner = shutil.copytree(switched, tmp_path / "planner")

@@ -250,41 +250,29 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
     ask(make_table, "--system", "Ours", scores)
     printed = capsys.readouterr()
-    assert (
-        f"Ours: 1 answer and {unfinished} verdicts missing, because thoughts were unfinished."
-        in printed.out + printed.err
-    )
+    told = f"Ours: 1 answer and {unfinished} verdicts missing, because thoughts were unfinished."
+    assert told in printed.out + printed.err
 
 
-def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("flags", "max_tokens", "told"),
+    [
+        ([], 2048 + 1024, "--max_tokens 3072, including 1024 for thoughts (a guess)\n"),
+        (["--max_tokens", 100], 100, "--max_tokens 100, including its thoughts\n"),
+        (["--max_tokens", 2048], 2048, "--max_tokens 2048, including its thoughts\n"),  # the default, but given
+        (["--reasoning_parser", "none"], 2048, ""),
+    ],
+)
+def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys, flags, max_tokens, told):
     data = write_records(tmp_path / "data.json", json.loads((SAMPLE / "test.json").read_text())[:1])
-    words = ["--model_addr", thinker, "--inputs_addr", data]
-    ask(baselines, *words, "--output_addr", tmp_path / "a.json", "--max_retries", "0", code=1)
-    assert thinking.opened == [("deepseek_r1", 4096)] and thinking.tries[0].max_tokens == 2048 + 1024
-    lengths = "--max_tokens 3072, including 1024 for thoughts (a guess)"
-    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {lengths}\n" in capsys.readouterr().err
-    ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 100, code=1)
-    assert thinking.tries[1].max_tokens == 100
-    assert "--max_tokens 100, including its thoughts\n" in capsys.readouterr().err
-    ask(
-        baselines,
-        *words,
-        "--output_addr",
-        tmp_path / "c.json",
-        "--max_retries",
-        "0",
-        "--reasoning_parser",
-        "none",
-        code=1,
-    )
-    assert (
-        thinking.tries[2].max_tokens == 2048
-        and read_manifest(tmp_path / "c.json")["settings"]["reasoning_parser"] == "none"
-    )
-    assert "thinks" not in capsys.readouterr().err
-    ask(baselines, *words, "--output_addr", tmp_path / "d.json", "--max_retries", "0", "--max_tokens", 2048, code=1)
-    assert thinking.tries[3].max_tokens == 2048  # the default, but given
-    assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
+    words = ["--model_addr", thinker, "--inputs_addr", data, "--output_addr", tmp_path / "a.json", "--max_retries", "0"]
+    ask(baselines, *words, *flags, code=1)
+    assert thinking.opened == [("deepseek_r1" if told else "none", 4096)]
+    assert thinking.tries[0].max_tokens == max_tokens
+    said = capsys.readouterr().err
+    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}" in said if told else "thinks" not in said
+    settings = read_manifest(tmp_path / "a.json")["settings"]
+    assert settings["reasoning_parser"] == (None if told else "none")
 
 
 def test_options_are_scored_after_the_thought(thinker, tmp_path):

@@ -32,18 +32,8 @@ def test_checks_are_skipped_in_one_line(tmp_path, flags, card, reason):
 
 
 def test_a_check_prints_its_figures_and_keeps_its_log(tmp_path):
-    words = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/gpu",
-        "--device",
-        "cpu",
-        "--report",
-        tmp_path,
-        "-k",
-        "attention_has",
-    ]
+    words = ["-q", "-p", "no:cacheprovider", "tests/gpu", "--device", "cpu", "--report", tmp_path]
+    words += ["-k", "attention_has"]
     done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "attention has finite gradients: the project's attention: finite gradients" in done.stdout

@@ -371,9 +371,8 @@ def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
 
 def test_the_fingerprint_follows_the_content_not_the_path(tmp_path):
     first = model_fingerprint(str(save_model(tmp_path / "first")))
-    assert (
-        model_folder(str(tmp_path / "first")) == tmp_path / "first" and cached_commit(str(tmp_path / "first")) is None
-    )
+    assert model_folder(str(tmp_path / "first")) == tmp_path / "first"
+    assert cached_commit(str(tmp_path / "first")) is None
     assert first.startswith("sha256:")
     assert model_fingerprint(str(save_model(tmp_path / "second"))) == first
     (tmp_path / "second" / "README.md").write_text("notes")

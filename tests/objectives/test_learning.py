@@ -52,9 +52,8 @@ def test_a_teachers_answers_are_learnt_by_heart(folder):
     before = greedy_answers(folder, teacher)
     assert sum(before[key] == text for key, text in expected().items()) < 10
     flags = ["--model_addr", teacher, "--objective", "distill", "--max_target_length", 60, "--learning_rate", 1e-2]
-    losses = figures(
-        learn(folder, folder / "distill", *flags, "--gradient_accumulation_steps", 8, "--epochs", 16), "loss"
-    )
+    log = learn(folder, folder / "distill", *flags, "--gradient_accumulation_steps", 8, "--epochs", 16)
+    losses = figures(log, "loss")
     assert losses[0] > 0.3 and losses[-1] < 0.02
     assert greedy_answers(folder, teacher, folder / "distill/last") == expected()
 
@@ -66,17 +65,12 @@ def test_dpo_widens_the_margin(folder, policy):
     log = learn(folder, folder / "dpo", *flags, "--gradient_accumulation_steps", 8)
     margins = figures(log, "rewards/margins")
     assert abs(margins[0]) < 1e-3 and margins[-1] > 1 and figures(log, "rewards/accuracies")[-1] == 1.0
-    assert {
-        path.name for path in (folder / "dpo/last/").iterdir() if path.is_dir()
-    } == set()  # no copy of the reference
+    assert not any(path.is_dir() for path in (folder / "dpo/last").iterdir())  # no copy of the reference
 
 
 @pytest.mark.parametrize(
     ("objective", "more"),
-    [
-        ("sft", ["--target_addr", "best"]),
-        ("dpo", ["--target_addr", "best", "--worst_addr", "worst"]),
-    ],
+    [("sft", ["--target_addr", "best"]), ("dpo", ["--target_addr", "best", "--worst_addr", "worst"])],
 )
 def test_a_tokenizer_without_padding_pads_with_any_token(folder, tmp_path, objective, more):
     """Padding is masked, so that the losses are the same; settings of sampling that contradict are not an adapter's."""
@@ -128,9 +122,8 @@ def test_a_checkpoint_is_on_disk_before_its_manifest_says_so(folder, monkeypatch
     monkeypatch.setattr(os, "replace", check)
     flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--epochs", 2]
     learn(folder, tmp_path / "synced", *flags, "--gradient_accumulation_steps", 40)
-    assert len(whole) >= 2 and all(
-        {"adapter_model.safetensors", "optimizer.pt", "tokenizer.json"} <= names for names in whole
-    )
+    assert len(whole) >= 2
+    assert all({"adapter_model.safetensors", "optimizer.pt", "tokenizer.json"} <= names for names in whole)
 
 
 @pytest.fixture(scope="module")

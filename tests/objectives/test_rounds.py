@@ -225,18 +225,11 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     made = {"settings": {"responses": file_hash(tmp_path / "sample.json")}}
-    (tmp_path / "scores.json.manifest.json").write_text(
-        json.dumps(made | {"output_sha256": file_hash(tmp_path / "scores.json")})
-    )
+    made |= {"output_sha256": file_hash(tmp_path / "scores.json")}
+    (tmp_path / "scores.json.manifest.json").write_text(json.dumps(made))
     flags = ["--response_addr", tmp_path / "sample.json", "--score_addr", tmp_path / "scores.json"]
-    flags += [
-        "--output_addr",
-        tmp_path / "rewards.json",
-        "--contrast",
-        -0.1,
-        "--contrast_addr",
-        tmp_path / "plain.json",
-    ]
+    flags += ["--output_addr", tmp_path / "rewards.json"]
+    flags += ["--contrast", -0.1, "--contrast_addr", tmp_path / "plain.json"]
     flags += ["--length", -0.01, "--length_note", "intent", "--length_over", 1]
     flags += ["--form", -0.5, "--form_texts", "Intent:", "Answer:"]
     rounds.run(combine_scores, *flags)
@@ -266,17 +259,7 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
 @pytest.mark.parametrize("kills", [[0], [3], [2, 4]])
 def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monkeypatch, kills):
     """The ratio's denominators are those before the first step, also after a checkpoint was read."""
-    flags = [
-        "--learning_rate",
-        5e-3,
-        "--per_device_train_batch_size",
-        4,
-        "--gradient_accumulation_steps",
-        1,
-        "--kl",
-        0.1,
-    ]
-    flags += ["--epochs", 2, "--role", "other"]
+    flags = [*LEARNING, "--per_device_train_batch_size", 4, "--kl", 0.1, "--epochs", 2, "--role", "other"]
     _, whole = rounds.learn(folder, folder / "beginner", tmp_path / "whole", *sampled, *flags)
     for step in kills:
 

@@ -36,11 +36,7 @@ ANSWERS = [
     ('Here is the answer:\n```json\n{"personalized_answer": "hi"}\n```\nHope it helps!', "hi", "repaired"),
     ('{"personalized_answer": "one", "personalized_answer": "two"}', "two", "strict"),
     # Echoes of the schema or of a form.
-    (
-        '{"type": "object", "properties": {"personalized_answer": {"type": "string"}}}\n{"personalized_answer": "hi"}',
-        "hi",
-        "repaired",
-    ),
+    ('{"properties": {"personalized_answer": {"type": "string"}}}\n{"personalized_answer": "hi"}', "hi", "repaired"),
     ('{"personalized_answer": {"type": "string", "minLength": 1}} {"personalized_answer": "hi"}', "hi", "repaired"),
     ('{"personalized_answer": "one"} Format: {"personalized_answer": "Write your answer here"}', "one", "repaired"),
     ('{"personalized_answer": "<the answer>"} {"personalized_answer": "hi"}', "hi", "repaired"),
@@ -81,11 +77,7 @@ ANSWERS = [
     (r'{"personalized_answer": "hi\"}', "hi", "repaired"),
     # Lists and dicts become text.
     ('{"personalized_answer": ["a", "b, c", ["d"]]}', "a\nb, c\nd", "repaired"),
-    (
-        '{"personalized_answer": {"title": "T: x", "n": 3, "steps": ["a", "b"]}}',
-        "title: T: x\nn: 3\nsteps:\na\nb",
-        "repaired",
-    ),
+    ('{"personalized_answer": {"n": 3, "steps": ["a: b", "c"]}}', "n: 3\nsteps:\na: b\nc", "repaired"),
     # Nothing usable.
     ("", None, NONE),
     ('{"impersonalized_answer": "hi"}', None, NONE),

@@ -79,10 +79,7 @@ def test_aspects(text, value, how):
         (said(enough_details=True), "aspects is not a list, or is empty, though there are enough details"),
         (said(enough_details=True, aspects={"a": 1}), "aspects is not a list, or is empty, though"),
         (said(enough_details="perhaps", aspects=[ASPECT]), "enough_details is neither true nor false"),
-        (
-            said(enough_details=True, aspects=[ASPECT, "Price"]),
-            "aspect 1 lacks 'aspect', 'evidence' or 'reason'",
-        ),
+        (said(enough_details=True, aspects=[ASPECT, "Price"]), "aspect 1 lacks 'aspect', 'evidence' or 'reason'"),
         (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 lacks 'aspect'"),
         (said(enough_details=True, aspects=[{"aspect": "a", "evidence": "b"}]), "aspect 0 lacks 'aspect'"),
         (said(enough_details=True, aspects=[{**ASPECT, "aspect": "<title>"}]), "aspect 0 lacks 'aspect'"),

@@ -248,10 +248,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
         (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),
-        (
-            ["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"],
-            "topic 'a b': a topic's name may have only letters, digits and _",
-        ),
+        (["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"], "topic 'a b': a topic's name may"),
         (["--small_talk_addr", "\n\n"], "has no questions"),
     ],
 )

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_planner_training import data, flags_of, learn, log_of, losses_of  # noqa: F401 (a fixture)
+from test_planner_training import data, flags_of, log_of, losses_of  # noqa: F401 (a fixture)
 from tiny_chat import save_tiny_chat
 
 pytestmark = pytest.mark.engine

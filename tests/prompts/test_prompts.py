@@ -59,23 +59,8 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
         assert user["content"].count(value) == 1
         assert value not in system["content"]
     assert not re.search(r"\{\w+\}", system["content"] + user["content"])  # nothing was left unfilled
-    assert (
-        user["content"].endswith("\n\noutput: ```json")
-        == ("```json```" in system["content"])
-        == (name not in ("planner", "feedback", "reward"))
-    )
-
-
-def test_two_aspects_of_a_response_share_everything_before_the_aspect():
-    shared = {"question": "Q", "details": "D", "response": "the answer"}
-    first, second = (
-        load_prompt("lampqa/aspect_judge").messages(**shared, aspect=aspect, reason="R", evidence="E")
-        for aspect in ("apples", "bread")
-    )
-    assert first[0] == second[0]
-    before, after = first[1]["content"].split("apples")
-    assert before.endswith("response:\nthe answer\n\naspect:\n")
-    assert second[1]["content"] == f"{before}bread{after}"
+    is_json = name not in ("planner", "feedback", "reward")
+    assert user["content"].endswith("\n\noutput: ```json") == ("```json```" in system["content"]) == is_json
 
 
 @pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
@@ -127,10 +112,7 @@ def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path, chang
         ("[system]\nS\n[user]\nno question\n", r"must contain each of \{question\} exactly once"),
         ("[system]\nS\n[user]\n{question} {question}\n", r"must contain each of \{question\} exactly once"),
         ("[system]\n{question}\n[user]\n{question}\n", r"must contain each of \{question\} exactly once"),
-        (
-            "[user]\n{question}\n[system]\nS\n",
-            r"must have a \[system\] line with its text, then a \[user\] line with its text",
-        ),
+        ("[user]\n{question}\n[system]\nS\n", r"must have a \[system\] line with its text, then a \[user\] line"),
         ("", r"must have a \[system\] line with its text, then a \[user\] line with its text"),
     ],
 )

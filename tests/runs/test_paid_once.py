@@ -1,7 +1,6 @@
 """Completed requests are never sent again, without any flag; counted at the server."""
 
 import json
-import random
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -155,37 +154,6 @@ def test_other_sampling_is_another_request(command, flags):
 
 
 @baselines_alone
-def test_more_retries_request_only_unusable_outputs(command, server):
-    """A run's last try was constrained, which is a different request than the same try without a schema."""
-
-    def reply(request):
-        return Reply("No JSON." if request["seed"] % 2 else json.dumps({"personalized_answer": "Yes."}))
-
-    server.reply = reply
-    command.run("--max_retries", 1)
-    unusable = [key for key, [answer] in json.loads(command.contents()[0]).items() if answer["output"] is None]
-    command.run("--max_retries", 3)
-    answers = json.loads(command.contents()[0])
-    tries = [(request["seed"], "response_format" in request) for request in server.requests]
-    assert len(tries) == len(set(tries))  # none was requested twice
-    assert {key for key, [answer] in answers.items() if answer["attempts"] > 2} == set(unusable) != set()
-
-
-def test_a_second_system_with_equal_answers_costs_nothing(data, tmp_path, server):
-    command = Command("evaluate_responses", data, tmp_path, server)
-    answers = json.loads((data / "one.json").read_text())
-    flags = command.case.arguments
-    for name in ("three", "four"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
-    place = flags.index("--response_addr") + 1
-    flags[place : place + 2] = [str(tmp_path / "three.json"), str(tmp_path / "four.json")]
-    asked, tries = command.run(), [(request["seed"], str(request["messages"])) for request in server.requests]
-    assert asked == len(set(tries)) >= sum(command.case.stages[0].values()) / 2
-    first, second = map(json.loads, command.contents())
-    assert first["per_question_scores"] == second["per_question_scores"]
-
-
-@baselines_alone
 def test_refusals_are_stored_and_failures_are_not(command, server):
     def reply(request):
         drawn = request["seed"] % 3
@@ -203,19 +171,6 @@ def test_refusals_are_stored_and_failures_are_not(command, server):
     assert command.run("--max_retries", 0) == total - answered > 0
     answers = json.loads(command.contents()[0])
     assert {key for key, [answer] in answers.items() if answer["output"] is None} == refused != set()
-
-
-@pytest.mark.parametrize("command", ["baselines", "evaluate_responses", "planpers by API"], indirect=True)
-def test_killed_again_and_again(command, server):
-    """The same bytes; no answered requests are repeated, except those in flight."""
-    total, contents = command.run_elsewhere()
-    dice, server.delay = random.Random(command.case.name), 0.01
-    del server.requests[:]
-    for _ in range(3):
-        command.kill(after=dice.randrange(5, max(6, total // 4)))
-    command.run()
-    assert command.contents() == contents
-    assert repeated(server.requests) <= 3 * 4
 
 
 def test_a_dry_run_makes_no_store(data, tmp_path, server):

@@ -28,9 +28,8 @@ def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may
     trace = lines_by_question(searching.output)
     assert list(trace) == IDS
     prompts = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
-    assert sorted(map(json.dumps, prompts)) == sorted(
-        json.dumps(request["messages"]) for request in searching.server.requests
-    )
+    sent = [request["messages"] for request in searching.server.requests]
+    assert sorted(map(json.dumps, prompts)) == sorted(map(json.dumps, sent))
     for question_id, lines in trace.items():
         assert [line["sample"] for line in lines] == [0] * 5 + [1] * 5
         assert [line["number"] for line in lines] == [*range(5)] * 2

@@ -14,7 +14,6 @@ from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, root_
 from utils.benchmarks import tasks
 from utils.benchmarks.lamp import TAGS
 from utils.benchmarks.references import long_text_metrics, rating_metrics
-from utils.scoring import references
 from utils.scoring.means import ROOT_MEAN_SQUARE, macro_f1
 from utils.scoring.verdicts import no_answer
 
@@ -85,16 +84,6 @@ def test_meteor_matches_nltk(nltk_folder):
     assert head["score"] == pytest.approx(sum(expected) / PAIRS, abs=1e-9)
 
 
-def test_meteor_by_hand(nltk_folder):
-    # Two of two words are synonyms, in one chunk: F is 1, the penalty .5 (1/2)³.
-    assert references.meteor("bread road", "loaf street") == pytest.approx(1 - 0.5 / 8)
-    # sat, the, mat: precision and recall 3/6, in two chunks.
-    found = references.meteor("the cat sat on the mat", "a feline sat upon the mat")
-    assert found == pytest.approx(0.5 * (1 - 0.5 * (2 / 3) ** 3))
-    # Precision 1/2 and recall 1/4 weigh 1 to 9, and the only match is one chunk.
-    assert references.meteor("bread on the road", "bread yes") == pytest.approx(0.125 / (0.9 * 0.5 + 0.1 * 0.25) * 0.5)
-
-
 @pytest.mark.parametrize("name", ["LaMP-1", "LaMP-2"])
 def test_label_metrics_match_scikit_learn(name):
     labels = {"LaMP-1": ("[1]", "[2]"), "LaMP-2": TAGS}[name]
@@ -158,9 +147,6 @@ def test_a_missing_answer_has_the_lowest_score_and_is_counted():
     assert head["num_unanswered"] == 1
 
 
-def test_macro_f1_by_hand():
-    """a: 1 of 2 found and nothing else called a, so 2/3; b: found once, called twice, so 2/3; c: nowhere, 0."""
-    assert macro_f1("abc").score([("a", "a"), ("a", "b"), ("b", "b")]) == pytest.approx((2 / 3 + 2 / 3) / 3)
-    assert macro_f1("abc").score([]) is None
-    assert ROOT_MEAN_SQUARE.score([3, 0.0, 0.0, 4]) == pytest.approx(2.5)
-    assert ROOT_MEAN_SQUARE.score([]) is None
+def test_a_label_that_is_nowhere_counts_zero_and_without_answers_there_is_no_mean():
+    assert macro_f1("abc").score([("a", "a"), ("b", "b")]) == pytest.approx(2 / 3)
+    assert macro_f1("abc").score([]) is None and ROOT_MEAN_SQUARE.score([]) is None

@@ -128,10 +128,9 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     shown = {json.dumps(request["messages"]) for request in server.requests}
     answer = json.loads(responses[2].read_text())[RECORDS[0]["id"]][0]["output"]
     assert json.dumps(dialogue(RECORDS[0], answer)) in shown
-    texts = [
-        text for record in RECORDS for text in [record["narrative"], *(a["reason"] for a in record["rubric_aspects"])]
-    ]
-    assert not any(text in prompt for prompt in shown for text in texts)
+    hidden = [record["narrative"] for record in RECORDS]
+    hidden += [aspect["reason"] for record in RECORDS for aspect in record["rubric_aspects"]]
+    assert not any(text in prompt for prompt in shown for text in hidden)
     assert evaluate_responses.main(flags) == 0 and len(server.requests) == 51  # paid once
     first, *_, last = [json.loads(path.read_text()) for path in scores]
     assert (first["strategy"], first["score"], last["score"]) == ("reward", -7, -4)
@@ -146,15 +145,8 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     with pytest.raises(UserError, match="dropped, below --min_score: 13"):
         select_responses.main([*map(str, words), "--min_score", "-3.5", "--overwrite"])
     server.reply = lambda request: Reply(json.dumps({"match_score": 1}))
-    words = [
-        "--inputs_addr",
-        DATA,
-        "--response_addr",
-        best,
-        "--score_addr",
-        tmp_path / "judged.json",
-        *api(server, "j"),
-    ]
+    words = ["--inputs_addr", DATA, "--response_addr", best, "--score_addr", tmp_path / "judged.json"]
+    words += api(server, "j")
     assert evaluate_responses.main(list(map(str, words))) == 0
     capsys.readouterr()
     assert make_table.main(["--system", "Best of 4", str(tmp_path / "judged.json")]) == 0
@@ -244,19 +236,8 @@ def test_a_method_asks_a_reward_model_behind_an_api(server, tmp_path):
     ask.note(mark=await ask.reward(text, model="judge"))
     return text
 """)
-    flags = [
-        "--method",
-        method,
-        "--inputs_addr",
-        DATA,
-        "--unranked",
-        "--limit",
-        2,
-        "--model_addr",
-        "writer",
-        "--openai",
-    ]
-    flags += ["--base_url", server.url, "--model", "judge=rm", "--num_contexts", 2, "--output_addr", output]
+    flags = ["--method", method, "--inputs_addr", DATA, "--unranked", "--limit", 2, "--model_addr", "writer"]
+    flags += ["--openai", "--base_url", server.url, "--model", "judge=rm", "--num_contexts", 2, "--output_addr", output]
     assert baselines.main(list(map(str, flags))) == 0
     assert [answers[0]["notes"]["mark"] for answers in json.loads(output.read_text()).values()] == [-2.5, -2.5]
     prompts = [request["messages"] for request in server.requests if "use_activation" in request]

@@ -3,8 +3,6 @@
 import hashlib
 import json
 
-import pytest
-
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
 from utils.records.scores import score_file as task_score_file
 from utils.scoring.aspects import question_score
@@ -87,21 +85,3 @@ def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_
     assert [entry["id"] for entry in scores["per_question_scores"]] == ["a", "c", "d"]
     assert scores["questions_without_aspects"] == ["d"]
     assert scores["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
-
-
-@pytest.mark.parametrize(
-    ("aspect_scores", "score", "as_zero"),
-    [
-        ([0], 0.0, 0.0),  # 0 / 2
-        ([1], 0.5, 0.5),  # 1 / 2
-        ([2, 1, 0, 2], 0.625, 0.625),  # 5 / 8
-        ([2, 2, 2, 2, 2], 1.0, 1.0),  # 10 / 10
-        ([2, None], None, 0.5),  # 2 / 4
-        ([None, 1, 2, 2], None, 0.625),  # 5 / 8
-        ([None, None], None, 0.0),  # 0 / 4
-    ],
-)
-def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, score, as_zero):
-    """With a missing verdict there is no score, or zero on demand."""
-    assert question_score(aspect_scores) == score
-    assert question_score(aspect_scores, unscored_as_zero=True) == as_zero

@@ -100,30 +100,14 @@ def test_fields_of_an_answer(server, flags, output):
     data = write_json(output.parent.parent / "data.json", [make_question(1, extra="kept by us, sent to nobody")])
     messages = load_prompt("lampqa/no_personalization").messages(question="Question number 1?")
     words = sum(len(message["content"].split()) for message in messages)
-    assert (
-        run(flags, output, data=data)
-        == {
-            "q1": [
-                {
-                    "output": "Because of the rain.",
-                    "num_contexts_used": 0,
-                    "num_contexts_dropped": 0,
-                    "context_cut": False,
-                    "raw": '{"personalized_answer": "Because of the rain."}',
-                    "parsed": "strict",
-                    "truncated": False,
-                    "finish_reason": "stop",
-                    "attempts": 1,
-                    "constrained": False,
-                    "temperature": 0.1,
-                    "prompt_tokens": words,  # the server counts words
-                    "cached_tokens": words // 2,
-                    "completion_tokens": 5,
-                    "question_hash": hashlib.sha256(b'["Question number 1?", null]').hexdigest()[:16],
-                }
-            ]
-        }
-    )
+    expected = {
+        "output": "Because of the rain.", "raw": '{"personalized_answer": "Because of the rain."}', "parsed": "strict",
+        "num_contexts_used": 0, "num_contexts_dropped": 0, "context_cut": False, "truncated": False,
+        "finish_reason": "stop", "attempts": 1, "constrained": False, "temperature": 0.1,
+        "prompt_tokens": words, "cached_tokens": words // 2, "completion_tokens": 5,  # the server counts words
+        "question_hash": hashlib.sha256(b'["Question number 1?", null]').hexdigest()[:16],
+    }  # fmt: skip
+    assert run(flags, output, data=data) == {"q1": [expected]}
 
 
 def test_manifest(server, flags, output, monkeypatch):
@@ -159,9 +143,7 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output):
 
 def test_an_unranked_file_is_refused_before_any_request(server, flags, output):
     num_requests = len(server.requests)
-    with pytest.raises(
-        UserError, match=r"mini_lampqa/test\.json: not ranked: .*\n  rank it first, or add --unranked to"
-    ):
+    with pytest.raises(UserError, match=r"mini_lampqa/test\.json: not ranked: .*\n  rank it first, or add --unran"):
         run(flags, output, "--rag")
     assert len(server.requests) == num_requests and not output.exists()
     run(flags, output, "--rag", "--num_contexts", 0)  # no posts are used
@@ -229,9 +211,7 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
     assert message in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
-    assert (
-        f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
-    )
+    assert f"5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     run(flags, output, "--max_retries", 1)  # message of a run that has nothing to do
     assert capsys.readouterr() == (f"{output}: already finished, left alone\n", message)
     server.reply, num_requests = lambda request: answer("Yes."), len(server.requests)
@@ -317,14 +297,14 @@ def test_narrative_and_aspects_are_never_in_a_generators_prompt(server, flags, o
     assert [sentence for sentence in secret if sentence in prompts] == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "baselines.py --model_addr m --rag --unranked --output_addr {0}/answers.json",
-        "planpers.py --model_addr m --gold_plan --unranked --output_addr {0}/planned.json",
-        "evaluate_responses.py --evaluator_llm m --response_addr {0}/responses.json --score_addr {0}/scores.json",
-    ],
-)
+WITH_AN_API = [
+    "baselines.py --model_addr m --rag --unranked --output_addr {0}/answers.json",
+    "planpers.py --model_addr m --gold_plan --unranked --output_addr {0}/planned.json",
+    "evaluate_responses.py --evaluator_llm m --response_addr {0}/responses.json --score_addr {0}/scores.json",
+]
+
+
+@pytest.mark.parametrize("command", WITH_AN_API)
 def test_nothing_heavy_is_imported_for_an_api(server, flags, tmp_path, command):
     """The key comes from the environment."""
     server.reply = default_reply
@@ -351,9 +331,8 @@ def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output,
     answers = run(flags, output, "--rag", "--unranked", *lengths, data=data, code=1)
     sample = answers["q1"][0]
     assert (sample["num_contexts_used"], sample["num_contexts_dropped"], sample["context_cut"]) == (2, 3, False)
-    expected = load_prompt("lampqa/rag").messages(
-        question=records[0]["question"], profile=f"{posts[0]['text']}\n\n{posts[1]['text']}"
-    )
+    profile = f"{posts[0]['text']}\n\n{posts[1]['text']}"
+    expected = load_prompt("lampqa/rag").messages(question=records[0]["question"], profile=profile)
     assert [request["messages"] for request in server.requests] == [expected]
     unanswered = {"output": None, "reason": "the prompt does not fit into the model's context"}
     assert answers["q2"] == [unanswered | {"question_hash": question_hash(records[1])}]

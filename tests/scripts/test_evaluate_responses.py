@@ -137,14 +137,9 @@ def test_judges_prompt(judging):
     judging.server.reply = verdicts({"1a": 2})
     questions = [make_question(1, 1, narrative="I like {aspect} and \\braces{}.")]
     judge(judging, questions, respond(questions))
-    assert judging.server.requests[0]["messages"] == load_prompt("lampqa/aspect_judge").messages(
-        question="Question number 1?",
-        details="I like {aspect} and \\braces{}.",
-        response="Response to q1.",
-        aspect="Aspect 1a",
-        reason="reason a",
-        evidence="evidence 1a",
-    )
+    shown = {"question": "Question number 1?", "details": questions[0]["narrative"], "response": "Response to q1."}
+    shown |= {"aspect": "Aspect 1a", "reason": "reason a", "evidence": "evidence 1a"}
+    assert judging.server.requests[0]["messages"] == load_prompt("lampqa/aspect_judge").messages(**shown)
     assert (judging.server.requests[0]["temperature"], judging.server.requests[0]["max_tokens"]) == (0.0, 512)
     assert judging.server.keys == ["sk-test"]
 
@@ -153,10 +148,8 @@ def test_aspects_are_adjacent_and_share_their_prefix(judging):
     questions = [make_question(1, 3), make_question(2, 2), make_question(3, 4)]
     judging.server.reply = lambda request: Reply('{"match_score": 1}')
     judging.write("data.json", questions)
-    systems = [
-        judging.write("r1.json", respond(questions)),
-        judging.write("r2.json", respond(questions, q2="Another.")),
-    ]
+    answers = {"r1.json": respond(questions), "r2.json": respond(questions, q2="Another.")}
+    systems = [judging.write(name, its) for name, its in answers.items()]
     files = [judging.folder / name for name in ("1.json", "2.json")]
     judging.run(None, systems, "--score_addr", *files, "--max_concurrency", 1)
     order = [aspect_of(request) for request in judging.server.requests]

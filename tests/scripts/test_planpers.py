@@ -54,9 +54,8 @@ def models(tmp_path_factory):
     for name, of, fill in [("adapter", "base", 0.5), ("second", "base", 0.25), ("on_copy", "copy", 0.5)]:
         save_adapter(folder / name, folder / of, fill)
     names = ("base", "copy", "other", "adapter", "second", "on_copy")
-    return SimpleNamespace(
-        **{name: str(folder / name) for name in names}, tokenizer=AutoTokenizer.from_pretrained(base)
-    )
+    folders = {name: str(folder / name) for name in names}
+    return SimpleNamespace(**folders, tokenizer=AutoTokenizer.from_pretrained(base))
 
 
 def save_adapter(folder, base, fill=0.5, width=128):
@@ -454,20 +453,6 @@ def test_an_unusable_plan_is_retried_and_the_last_try_is_constrained(opened, loc
     assert (made["aspects"], made["attempts"], made["constrained"]) == (["Cost", "Time"], 4, True)
 
 
-def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, output):
-    question = RECORDS[1]["question"]
-    opened.reply = lambda prompt, sampling: planning("--" if question in prompt else "Cost")(prompt, sampling)
-    answers = run(local, output, "--limit", 2, "--max_retries", 1, code=1)
-    [plan] = json.loads(plans_path(output).read_text())[IDS[1]]
-    assert (plan["aspects"], plan["reason"], plan["raw"], plan["attempts"]) == (None, "no aspect in the text", "--", 2)
-    [sample] = answers[IDS[1]]
-    assert (sample["output"], sample["plan"], sample["no_plan"]) == ("Yes.", None, "no aspect in the text")
-    posts = "\n\n".join(post["text"] for post in RECORDS[1]["profile"][:10])
-    rag = load_prompt("lampqa/rag").messages(question=question, profile=posts)
-    assert opened.prompts(answers=True)[1] == as_text(rag)
-    assert answers[IDS[0]][0]["plan"] == "Cost"
-
-
 # The stages' order
 
 
@@ -493,9 +478,8 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
         return default_reply(request)
 
     server.reply = reply
-    api[api.index("some-model")] = (
-        models.base
-    )  # vLLM's server names a model by its folder, which is not one of this run
+    # vLLM's server names a model by its folder, which is not one of this run.
+    api[api.index("some-model")] = models.base
     answers = run([*api, "--planner_model", models.adapter], output)
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
@@ -547,21 +531,6 @@ def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
 
 
-def test_parts_and_shards_make_the_whole_and_nothing_is_requested_twice(opened, local, output, reference):
-    run(local, output, "--limit", 3, "--rag")
-    for shard in range(2):
-        assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
-    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
-    opened.events.clear()
-    run(local, output, "--cached_only")
-    assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-    output.unlink()
-    run(local, output)  # from the store
-    shutil.rmtree(output.parent / "completions")
-    run(local, output)  # is finished
-    assert output.read_bytes() == reference[0] and opened.events == []
-
-
 def test_invalid_plans_and_planners_are_refused(server, opened, api, models, output, tmp_path):
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
@@ -570,10 +539,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
         (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
         (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),
-        (
-            ["--planner_model", models.base, "--max_model_len", 40000],
-            "--max_model_len 40000: the model supports at most",
-        ),
+        (["--planner_model", models.base, "--max_model_len", 40000], "--max_model_len 40000: the model supports at"),
     ):
         assert refusal(api, output, *words).startswith(message)
     assert server.requests == [] and opened.events == [] and not output.parent.exists()

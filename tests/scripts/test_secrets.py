@@ -37,10 +37,7 @@ SECRETS = {
 
 
 ASPECT = {"aspect": "Price", "evidence": "e", "reason": "r"}
-
-
 RECORD = {"id": "q1", "question": "How to play chess?", "narrative": "I play.", "category": "boardgames"}
-
 RECORDS = [{**RECORD, "rubric_aspects": [ASPECT], "profile": [{"id": "p1", "text": "the history of rome"}]}]
 
 
@@ -108,19 +105,13 @@ REPLIES = {
 }
 
 
-def words_of(text):
-    return text.split()
-
-
 COMMANDS = {
-    "baselines.py": words_of("--model_addr m --inputs_addr data.json --output_addr out/answers.json"),
-    "planpers.py": words_of(
-        "--model_addr m --gold_plan --unranked --inputs_addr data.json --output_addr out/plan.json"
-    ),
-    "evaluate_responses.py": words_of(
-        "--evaluator_llm m --inputs_addr data.json --response_addr responses.json --score_addr out/scores.json"
-    ),
+    "baselines.py": "--model_addr m --inputs_addr data.json --output_addr out/answers.json",
+    "planpers.py": "--model_addr m --gold_plan --unranked --inputs_addr data.json --output_addr out/plan.json",
+    "evaluate_responses.py": "--evaluator_llm m --inputs_addr data.json --response_addr responses.json "
+    "--score_addr out/scores.json",
 }
+COMMANDS = {script: words.split() for script, words in COMMANDS.items()}
 
 
 @pytest.fixture
@@ -219,11 +210,10 @@ def models(tmp_path_factory):
     return folder
 
 
-RANK = words_of("--input_dataset_addr data.json --output_dataset_addr out/ranked.json --device cpu")
-TRAIN = words_of(
-    "--inputs_addr data.json --validation_addr data.json --output_dir out --max_steps 1 --save_steps 1 --unranked "
-    "--gradient_accumulation_steps 1 --eval_generate 0 --max_seq_length 512"
-)
+RANK = ["--input_dataset_addr", "data.json", "--output_dataset_addr", "out/ranked.json", "--device", "cpu"]
+TRAIN = ["--inputs_addr", "data.json", "--validation_addr", "data.json", "--output_dir", "out", "--unranked"]
+TRAIN += ["--max_steps", "1", "--save_steps", "1", "--gradient_accumulation_steps", "1", "--eval_generate", "0"]
+TRAIN += ["--max_seq_length", "512"]
 
 
 @pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py"])
@@ -318,16 +308,16 @@ def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, mod
     assert "model: " in error and "safetensors" in error
 
 
-@pytest.mark.parametrize(
-    ("name", "level", "place"),
-    [
-        ("a completion", "info", "flag"),
-        ("a refused prompt", "warning", "environment"),
-        ("a refused key", "debug", "proxy"),
-        ("a completion", "debug", "query"),
-        ("a path that is repeated", "debug", "query"),
-    ],
-)
+PLACES = [
+    ("a completion", "info", "flag"),
+    ("a refused prompt", "warning", "environment"),
+    ("a refused key", "debug", "proxy"),
+    ("a completion", "debug", "query"),
+    ("a path that is repeated", "debug", "query"),
+]
+
+
+@pytest.mark.parametrize(("name", "level", "place"), PLACES)
 def test_a_password_in_an_address_is_shown_nowhere(folder, run, name, level, place):
     with serve(REPLIES[name]) as server:
         url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"

@@ -321,10 +321,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
     ("more", "message"),
     [
         ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
-        (
-            {"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"},
-            "--fusion decoder: only for encoder-decoders",
-        ),
+        ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: only for encoder-dec"),
         ({"model_addr": "{data}/chat"}, "not an encoder-decoder such as .*\n  --lora_rank 16 fine-tunes a chat model"),
         ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
         (
@@ -535,10 +532,8 @@ def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_pat
     (row,) = json.loads((tmp_path / "figures.json").read_text())
     assert row["value_bytes"] == 16 and row["tokens"] > row["examples"] > 0
     *_, batch, no_gpu, weights, disk = capsys.readouterr().out.splitlines()
-    assert (
-        batch.startswith("effective batch size: ")
-        and no_gpu == "note: there is no GPU here, so GPU memory could not be checked"
-    )
+    assert batch.startswith("effective batch size: ")
+    assert no_gpu == "note: there is no GPU here, so GPU memory could not be checked"
     assert " GB of weights, gradients and AdamW's averages per GPU, plus " in weights
     assert disk.startswith(f"disk of {tmp_path}: ")
     assert not (tmp_path / "generator").exists()

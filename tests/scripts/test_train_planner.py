@@ -14,14 +14,7 @@ from zygote import LAUNCHED
 
 import train_planner
 from prompts import load_prompt
-from train_planner import (
-    PAPER_BATCH,
-    build_examples,
-    build_parser,
-    score_plans,
-    settings_of_training,
-    with_defaults,
-)
+from train_planner import PAPER_BATCH, build_examples, build_parser, score_plans, settings_of_training, with_defaults
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.manifest import publish, write_folder_manifest
@@ -114,13 +107,11 @@ def test_reference_target_has_lead_in_and_one_dashed_title_per_line(chat, with_t
     prompt = load_prompt("lampqa/planner", with_target)
     args = parse("--planner_target", "reference", "--max_seq_length", 4096, "--num_contexts", 1)
     (example,) = build_examples(TASK, [record], "f", prompt, chat, args)
-    assert (
-        chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"
-    )  # titles are not normalized
+    # Titles are not normalized.
+    assert chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"
     user = f"\n{record['profile'][0]['text']}\n{record['question']}\n"
-    assert list(example.prompt) == list(
-        chat.render([{"role": "system", "content": "List."}, {"role": "user", "content": user}])
-    )
+    messages = [{"role": "system", "content": "List."}, {"role": "user", "content": user}]
+    assert list(example.prompt) == list(chat.render(messages))
     (example,) = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", 4096))
     assert chat.tokenizer.decode(example.target) == f"Cost of it\nTime{END}"
 
@@ -153,8 +144,7 @@ def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
 
 
 def test_defaults_match_the_paper(monkeypatch):
-    args = parse()
-    args = with_defaults(args)
+    args = with_defaults(parse())
     described = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
     assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
@@ -167,8 +157,7 @@ def test_defaults_match_the_paper(monkeypatch):
         (["--max_steps", 9], 250, 0),
         (["--warmup_steps", 0], 250, 0),
     ):
-        args = parse(*flags)
-        args = with_defaults(args)
+        args = with_defaults(parse(*flags))
         assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
     assert "x 1 process = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
@@ -257,11 +246,9 @@ def settings(model, files):
     def make(*more, model_addr=model, prompts_dir=None):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
-        args = with_defaults(args)
-        args = args.replaced(prompts_dir=prompts_dir)
-        made = settings_of_training(
-            args, load_prompt("lampqa/planner", prompts_dir), identify_local_model(args.model_addr, args.cache_dir)
-        )
+        args = with_defaults(args).replaced(prompts_dir=prompts_dir)
+        identity = identify_local_model(args.model_addr, args.cache_dir)
+        made = settings_of_training(args, load_prompt("lampqa/planner", prompts_dir), identity)
         assert json.loads(json.dumps(made)) == made  # as in a manifest
         return made
 
@@ -397,18 +384,7 @@ def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, cap
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
-def test_dry_run_describes_the_training_and_writes_nothing(command, files, folder, calls, capsys):
-    assert train_planner.main([*command, "--dry_run"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{files[0]}: 2 questions with 10 aspects; ")
-    assert (
-        "= 32 sequences per step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
-        and f"\ndisk of {folder.parent}: " in said
-    )
-    assert calls == [] and not folder.exists()
-
-
-def test_dry_run_writes_what_is_left_to_train(command, folder, calls, tmp_path, capsys):
+def test_dry_run_describes_and_counts_what_is_left_to_train(command, files, folder, calls, tmp_path, capsys):
     figures = tmp_path / "figures.json"
 
     def rows():
@@ -416,8 +392,11 @@ def test_dry_run_writes_what_is_left_to_train(command, folder, calls, tmp_path, 
         return json.loads(figures.read_text())
 
     (row,) = rows()
-    described = r"train\.json: 2 questions with 10 aspects; prompts: (\d+) .* targets: (\d+)"
-    counts = re.search(described, capsys.readouterr().out).groups()
+    said = capsys.readouterr().out
+    described = rf"^{files[0]}: 2 questions with 10 aspects; prompts: (\d+) .* targets: (\d+)"
+    counts = re.search(described, said).groups()
+    assert "= 32 sequences per step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
+    assert f"\ndisk of {folder.parent}: " in said and calls == [] and not folder.exists()
     assert row["tokens"] == round(32 * 8 * sum(map(int, counts)) / 2)
     names = ("outputs", "unit", "steps", "examples", "value_bytes")
     assert [row[name] for name in names] == [[str(folder)], "examples", 8, 32 * 8, 2]

@@ -30,8 +30,6 @@ FOLDER = ROOT / "utils/slurm"
 SBATCH_FILES = sorted(path.name for path in FOLDER.glob("*.sbatch"))
 VARIABLES = {"OUTPUT", "FOLDER", "DATASETS", "PYTHON", "MAX_REQUEUES"}  # that the files read, or tests
 SHARDS = 4
-
-
 DATA = SAMPLE / "test.json"
 
 

@@ -114,14 +114,6 @@ def test_limits_stay_in_range_and_swapping_systems_negates_them():
     assert t_test([negated], [clusters]) == t_test([values], [clusters])
 
 
-def test_small_examples_by_hand():
-    # Mean 1/2, deviations 1 and -1 in sum, each cluster half of the questions: (1 / 0.5 + 1 / 0.5) / 4² = 0.25.
-    its = robust_mean([[1, 1, 0, 0]], [["a", "a", "b", "b"]])
-    assert (its.mean, its.error, its.degrees) == pytest.approx((0.5, 0.5, 1))
-    assert permutation_test([[1, 1, 1]], [["a", "a", "b"]]) == 2 / 4  # of ±2 ±1 two are as far from 0 as 3
-    assert permutation_test([[1, -1, 1]], [["a", "a", "b"]]) == 1.0
-
-
 # Simulated questions: personas of unequal sizes, questions asked in pairs
 
 
