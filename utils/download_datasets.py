@@ -140,7 +140,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
 
 
 def is_the_users_own(path: Path) -> bool:
-    """Tell, and print, whether a file exists without a manifest, and so was not written by this script."""
+    """Return whether a file exists without a manifest, so that this script did not write it; print a note if so."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
         print(f"{path}: already exists, left alone; its origin is unknown, because it has no manifest")

@@ -40,7 +40,7 @@ def is_kept(path: Path) -> bool:
 
 
 def _key(path: Path) -> str:
-    """Return what tells a file from others at its place: copies and archives may keep the time of modification."""
+    """Return what distinguishes a file from others at its place, which may have the same time of modification."""
     with open(path, "rb") as file:
         status, samples = os.fstat(file.fileno()), hashlib.sha256()
         for number in range(SAMPLES):
