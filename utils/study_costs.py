@@ -53,8 +53,8 @@ ASSUMED = """\
 Computed, not measured (docs/speed_and_hardware.md). Written: 400 tokens per answer, 50 per plan, 15 per verdict. Hours
 on one A100: half of 312 TFLOP/s for prompts, 0.4 in training, three quarters of a judge's prompts cached, 3,000 (7B) or
 1,000 (32B) written tokens per second, without loading. GPU GB: for one sequence in vLLM; + without activations.
->= without requests that depend on the answers to these. A model without a known tokenizer: 3 bytes per prompt token,
-which counts too many. Requests that two steps share are in both, and are paid once."""
+>=: requests that depend on the answers to these are not counted. A model without a known tokenizer: 3 bytes per prompt
+token, which counts too many. Requests that two steps share are in both, and are paid once."""
 
 
 class Figures(NamedTuple):

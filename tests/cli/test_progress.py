@@ -49,6 +49,11 @@ def test_no_eta_after_reading_the_store(clock, capsys):
     assert capsys.readouterr().err == "0/100 verdicts\n60/100 verdicts, failed 0\n"
 
 
+def test_nothing_is_printed_about_no_pieces(capsys):
+    Progress(0, "questions").close()
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("pieces", "seconds", "rate"),
     [

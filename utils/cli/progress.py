@@ -46,7 +46,7 @@ class Progress:
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
         """Begin at `initial` of `total` pieces, which an earlier run has finished, and show it; `unit` is a plural.
 
-        With `quiet`, show nothing before the first piece.
+        With `quiet`, show nothing before the first piece, and of 0 pieces nothing at all.
 
         No ETA is shown before about `at_once` pieces are finished. These finish almost together, so the number of the
         first ones would suggest that the rest takes hours.
@@ -57,7 +57,7 @@ class Progress:
         self._counts: dict[str, int | str] = {}
         self._started = self._last_line = time.monotonic()
         self._bar, self._is_shown = None, False
-        if not quiet:
+        if total and not quiet:
             self._show()
 
     def _show(self) -> None:
