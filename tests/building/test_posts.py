@@ -207,7 +207,7 @@ def test_a_refused_input_leaves_nothing_behind(tmp_path):
     assert not index.counts() and not list(index.authors_posts())
     for given, told in (
         (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
-        (tmp_path / "nowhere" / "Posts.xml", "cannot be read"),
+        (tmp_path / "nowhere" / "Posts.xml", "no such file"),
         (good.parent, "is a folder; give the unpacked Posts"),
         (write_dump(tmp_path, ROW, "my dump"), "rename its folder to the community's name"),
     ):

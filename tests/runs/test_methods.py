@@ -164,10 +164,13 @@ async def answer(record, ask):
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_a_setting_that_the_file_does_not_contain_is_reported(runs, capsys, flags):
+def test_a_name_that_the_file_does_not_contain_is_reported(runs, capsys, flags):
     runs.write("async def answer(record, ask):\n    return ask.settings['a'] + ask.settings.get('b', '')\n")
-    runs.run("--set", "a=1", "--set", "bb=2", *flags)
-    assert f"note: {runs.name} does not contain the name bb, given with --set\n" in capsys.readouterr().err
+    models = [word for role in ("critic", "judge") for word in ("--model", f"{role}=other-model")]
+    runs.run("--set", "a=judge", "--set", "bb=2", *models, *flags)
+    notes = [line for line in capsys.readouterr().err.splitlines() if "does not contain the name" in line]
+    begin = f"note: {runs.name} does not contain the name"
+    assert notes == [f"{begin} bb, given with --set", f"{begin} critic, given with --model"]
 
 
 def test_an_own_parser_is_retried_until_it_finds_something(runs):

@@ -360,6 +360,12 @@ def test_lamp_is_scored_by_each_metric_of_its_tasks(small, tmp_path):
     assert rows == ["| No personalization", "| BM25, k = 1"]
 
 
+def test_a_study_of_lamp_without_rankers_compares_nothing(commands_of):
+    tables = [words for words in commands_of("lamp", RANKERS="", SETTINGS="user", TASKS="LaMP-3")
+              if "utils/make_table.py" in words]  # fmt: skip
+    assert len(tables) == 1 and "--system" in tables[0] and "--baseline" not in tables[0]
+
+
 # SLURM
 
 

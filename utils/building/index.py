@@ -202,6 +202,8 @@ def _identity(path: Path) -> list[Any]:
     """Return an input's name, sizes and modification times, which identify it; hashing would take too long."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
     try:
         files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).exists() else [path]
         for file in files:

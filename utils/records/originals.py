@@ -153,6 +153,8 @@ def table_rows(path: Path) -> Iterator[dict[str, str]]:
         ) from None
     except csv.Error as error:
         raise UserError(f"{path}: line {table.reader.line_num}: not valid in CSV: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -51,7 +51,7 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     check_ranked(args, [dataset])
     task = dataset.task
     check_shown(shown, task)
-    note_unknown_settings(args, method)
+    note_unknown_names(args, method)
     models, search = choose_models(args, task), Search(args, task, dataset.path)
     settings = settings_of_method(args, task, models) | {"search": search.settings}
     collect = partial(collect_responses, dataset.records)
@@ -74,11 +74,14 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     return run_stages([stage], args, open_api)
 
 
-def note_unknown_settings(args: Arguments, method: Method) -> None:
-    """Print the names in --set that the method's file does not contain, because they may be misspelt."""
+def note_unknown_names(args: Arguments, method: Method) -> None:
+    """Print the names in --set and --model that the method's file does not contain, because they may be misspelt."""
     text = method.path.read_text(encoding="utf-8", errors="replace")
-    if unknown := [name for name, _ in args.set or () if not re.search(rf"\b{name}\b", text)]:
-        print(f"note: {method.path} does not contain the name {', '.join(unknown)}, given with --set", file=sys.stderr)
+    in_settings = " ".join(value for _, value in args.set or ())  # a setting may name a model
+    for flag, pairs, places in (("--set", args.set, text), ("--model", args.model, f"{text} {in_settings}")):
+        if unknown := [name for name, *_ in pairs or () if not re.search(rf"\b{name}\b", places)]:
+            names = ", ".join(unknown)
+            print(f"note: {method.path} does not contain the name {names}, given with {flag}", file=sys.stderr)
 
 
 def check_shown(shown: Sequence[str], task: Task) -> None:

@@ -74,7 +74,7 @@ def main():
     posts = sum(len(post["text"]) for record in records for post in record["profile"][:10]) / 4 / len(records)
     tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
     print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
-          f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+          f"about {float(f'{tokens:.2g}'):,.0f} tokens of prompts (a guess)")
     return 0
 cli.run_script(main)
 END

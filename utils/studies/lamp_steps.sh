@@ -75,6 +75,7 @@ table() { # STUDY "TITLE" ...: the table of all tasks; these rows are what the o
             [ "${row%, seed *}" != "$title" ] || baselines+=("$row")
         done
     done
+    ((${#baselines[@]} < ${#rows[@]})) || baselines=() # nothing else to test
     draw "$folder/$1" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$folder/$1.md" "${systems[@]}" \
-        --baseline "${baselines[@]}" ${PAPER:+--paper "$PAPER" --paper_table "$setting"}
+        ${baselines:+--baseline "${baselines[@]}"} ${PAPER:+--paper "$PAPER" --paper_table "$setting"}
 }
