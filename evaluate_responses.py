@@ -57,17 +57,18 @@ def build_parser() -> cli.FlagParser:
     add("--strategy", choices=metric_names(),
         help="metric. LaMP-QA: aspect (a verdict per aspect), direct (a level per response) or pairwise (two systems); "
         "LaMP and LongLaMP: computed from the reference; PersonaMem-v2: accuracy, or open (by the majority of three "
-        "verdicts) for answers to --asking open (default: the benchmark's first, aspect for LaMP-QA; its -official "
-        "variant for an encoder-decoder's labels and ratings)")
+        "verdicts) for answers to --asking open (default: the benchmark's first metric, for LaMP-QA aspect; for labels "
+        "and ratings by an encoder-decoder its -official variant)")
     add("--reading", choices=["official"],
         help="parse the raw output again, as LaMP's or PersonaMem's public code does: --reading official --strategy f1 "
-        "is --strategy f1-official (default: the answer that the run parsed)")
+        "is the same as --strategy f1-official (default: the answer that the run parsed)")
     add("--response_addr", required=True, nargs="+", metavar="FILE",
         help="response files, one per system; LaMP's and PersonaMem's own formats work too")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="score files to write, one per response file; just one for pairwise")
     add("--verdicts", choices=["probability"],
-        help="score by the expected verdict, from likelihoods; generates no text (off: the written verdict)")
+        help="score by the expected verdict, computed from the verdicts' likelihoods; generates no text (off: score by "
+        "the written verdict)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
         help="verdicts per aspect, averaged; more than one needs a --temperature above 0 (%(default)s)")
     add("--num_contexts", type=cli.non_negative_int, default=10,

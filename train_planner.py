@@ -22,6 +22,7 @@ from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, limit_length
@@ -125,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     lines = []
     for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
         num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
-        lines += [describe_examples(path, listed, f"questions with {num_aspects} aspects")] if listed else []
+        lines += [describe_examples(path, listed, f"questions with {counted(num_aspects, 'aspect')}")] if listed else []
     description = "\n".join([*lines, launch.describe_batch(args, "sequences", PAPER_BATCH)])
     score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
     return launch.execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
@@ -138,7 +139,7 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
     if args.save_steps % args.eval_steps:
         raise UserError(
             f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
-            "a checkpoint would have no validation loss"
+            "a checkpoint would have no validation loss; give a divisor of --save_steps"
         )
     if args.lora_dropout >= 1:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")

@@ -1,12 +1,12 @@
 """Embeddings that are kept on disk, so that each text is embedded once.
 
   embeddings/
-    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder, by all that its embeddings depend on
+    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder and settings that change its embeddings
       20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers
       20261124T015000-node7-4711-9c2e.768.sha    the hashes of the rows' texts
 
-Files only grow, so several processes and nodes can share a folder. A row counts once its hash is written, which happens
-after the row is.
+Files only grow, so several processes and nodes can share a folder. A row is written before its hash, and counts only
+once its hash is there.
 """
 
 import hashlib
@@ -53,34 +53,36 @@ class Embeddings:
 
     @cached_property
     def _places(self) -> dict[bytes, tuple[Path, int]]:
-        """By a text's hash, the file of its row, and the row's number there."""
+        """Where each embedding is, by its text's hash: a file, and the number of a row in it."""
         places: dict[bytes, tuple[Path, int]] = {}
         for path in (path for root in self._roots for path in sorted(root.glob(self._pattern))):
             hashes, rows = path.read_bytes(), path.with_suffix(".f32")
-            number = len(hashes) // HASH
-            if number and (not rows.is_file() or rows.stat().st_size < number * _row_size(rows)):
+            num_rows = len(hashes) // HASH
+            if num_rows and (not rows.is_file() or rows.stat().st_size < num_rows * _row_size(rows)):
                 raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
-            places.update((hashes[row * HASH : (row + 1) * HASH], (rows, row)) for row in range(number))
+            places.update((hashes[row * HASH : (row + 1) * HASH], (rows, row)) for row in range(num_rows))
         return places
 
     def find(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the kept embeddings, float32 (D,), by text; UserError if one is not usable."""
+        """Return the kept embeddings, float32 (D,), of these texts, by text; UserError if one is not usable."""
         rows, wanted = {}, defaultdict[Path, list[tuple[str, int]]](list)
         for text in texts:
             if (place := self._places.get(_hash(text))) is not None:
                 wanted[place[0]].append((text, place[1]))
-        for path, numbers in wanted.items():
+        for path, texts_in_file in wanted.items():
             size = _row_size(path)
             with path.open("rb", buffering=0) as file:
-                rows |= {text: np.frombuffer(os.pread(file.fileno(), size, row * size), "<f4") for text, row in numbers}
-            if not usable_rows(np.stack([rows[text] for text, _ in numbers])).all():
+                rows |= {
+                    text: np.frombuffer(os.pread(file.fileno(), size, row * size), "<f4") for text, row in texts_in_file
+                }
+            if not usable_rows(np.stack([rows[text] for text, _ in texts_in_file])).all():
                 raise UserError(f"{path}: is damaged; delete it and the .sha file beside it")
         return rows
 
     def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
-        """Keep the embeddings (N, D) of different texts that are new, except those that are not usable."""
+        """Keep the embeddings (N, D) of these texts, all different, if they are new and usable."""
         hashes = [_hash(text) for text in texts]
-        new = [place for place in np.flatnonzero(usable_rows(rows)) if hashes[place] not in self._places]
+        new = [index for index in np.flatnonzero(usable_rows(rows)) if hashes[index] not in self._places]
         if not new:
             return
         if self._own is None:
@@ -92,14 +94,14 @@ class Embeddings:
         path, first = Path(rows_file.name), hashes_file.tell() // HASH
         try:
             write_line(rows_file, rows[new].astype("<f4", copy=False).tobytes(), path)
-            write_line(hashes_file, b"".join(hashes[place] for place in new), path.with_suffix(".sha"))
+            write_line(hashes_file, b"".join(hashes[index] for index in new), path.with_suffix(".sha"))
         except OSError:
-            self._own = None  # it may end within a row, so later ones go to another file
+            self._own = None  # a file may end within a row now, so later rows go to new files
             raise
-        self._places.update({hashes[place]: (path, first + number) for number, place in enumerate(new)})
+        self._places.update({hashes[index]: (path, first + number) for number, index in enumerate(new)})
 
     def check_writable(self) -> None:
-        """Raise UserError if nothing could be added. Creates nothing."""
+        """Raise UserError if nothing could be written to the folder; create nothing."""
         check_could_write(self.folder / "rows.f32")
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class Embeddings:
 
 
 def _row_size(path: Path) -> int:
-    """Return the bytes of a row in a file, by the dimension in its name."""
+    """Return the number of bytes per row of a file, from the dimension in the file's name."""
     return int(path.suffixes[-2][1:]) * NUMBER
 
 
@@ -119,7 +121,7 @@ def usable_rows(embeddings: np.ndarray) -> np.ndarray:
     """Return which embeddings (N, D) can be compared: neither NaN nor infinite, nor all zeros. Shape (N,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.linalg.norm(embeddings, axis=1)
-    return np.isfinite(norms) & (norms > 0)  # the dot product of two such ones is finite too
+    return np.isfinite(norms) & (norms > 0)  # the dot product of two usable ones is finite too
 
 
 def _hash(text: str) -> bytes:

@@ -77,8 +77,8 @@ def build_parser() -> FlagParser:
         "recency: latest first, or the file's order reversed if there are no dates; random: seeded; "
         "hybrid: dense and recency in turn (%(default)s)")
     add("--use_date", action=argparse.BooleanOptionalAction,
-        help="add each item's date to the text that the ranker reads (default: on for LaMP's time setting, "
-        "according to the dataset's manifest)")
+        help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
+        "it is LaMP's time-based split)")
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
     add("--unit", choices=UNITS,
@@ -95,8 +95,8 @@ def build_parser() -> FlagParser:
     add = group.add_argument
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
-        help="texts of 512 tokens per batch; more if shorter (default: 64 on a GPU; 2 per core on a CPU, where "
-        "this is also the maximum)")
+        help="texts of 512 tokens per batch; of shorter texts, a batch holds more (default: 64 on a GPU; on a CPU 2 "
+        "per core, which is also the maximum there)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="type of the weights; bfloat16 is faster and ranks slightly differently (%(default)s)")
@@ -106,7 +106,7 @@ def build_parser() -> FlagParser:
         f"{ENCODER_FLAGS} --cache_dir --batch_size --device --dtype --keep_embeddings",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
-        "give another --ranker",
+        "give --ranker dense or hybrid",
     )
     parser.not_a_setting("--input_dataset_addr --output_dataset_addr --model_name", "the inputs' hashes are settings")
     parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their ids")
@@ -117,7 +117,7 @@ def build_parser() -> FlagParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Rank one dataset and return 0; UserError, if possible before a model is loaded."""
+    """Rank one dataset and return 0. UserError if an input is wrong, if possible before a model is loaded."""
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
     set_up_allocator()
@@ -127,13 +127,13 @@ def main(argv: list[str] | None = None) -> int:
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
-    compared = with_dates(task) if settings["use_date"] else task
-    compared = with_prefixes(compared, *pooling.prefixes) if pooling else compared
+    task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
+    task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
     collect, dataset = partial(rank_records, source, output), args.input_dataset_addr
     ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
     ranked.is_finished()
     if args.dry_run:
-        check_embedder(args, source, compared)
+        check_embedder(args, source, task_as_read)
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys), ranked.finished)
         return 0
@@ -141,12 +141,13 @@ def main(argv: list[str] | None = None) -> int:
     if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
         ranked.report_finished()
         return 0
-    store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
+    # Not named after the encoder, which may have several names.
+    store = ModelStore(output.parent / "orders", args.ranker, settings)
     with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
         ranked.open()
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-        device = order_all(args, compared, source, ranked, store, pooling, kept, counts)
+        device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.publish(device, counts=counts)
     posts = named(counts["posts"], task.item_words)
@@ -164,9 +165,10 @@ def order_all(
     kept: "Embeddings | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with every profile's order, ranking profiles that the store lacks, and return the device.
+    """Fill `ranked` with every profile's order, from the store or by ranking it, and return the device.
 
-    To keep embeddings, all profiles are ranked. `counts` gets the numbers of embedded and kept texts.
+    If embeddings are to be kept (`kept`), all profiles are embedded, even those with an order in the store. The numbers
+    of embedded and kept texts are added to `counts`.
     """
     for key in ranked.keys:
         if (stored := store.get(id_hash(*key))) is not None:
@@ -189,7 +191,7 @@ def order_all(
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
-    """Return counts for the manifest, and print notes on the use of dates."""
+    """Return the counts of items for the manifest, and print notes on the use of dates."""
     counts = {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
     if source.by_date or use_date:
         counts["undated_posts"] = sum(source.undated)
@@ -202,7 +204,7 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
 
 
 def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> None:
-    """Raise UserError if the encoder's tokenizer cannot be used, or makes tokens of a text that the model lacks."""
+    """Raise UserError if the encoder's tokenizer cannot be used, or turns a text into tokens that the model lacks."""
     if args.ranker in WITH_ENCODER:
         from retrieval.encoder import open_tokenizer
 
@@ -212,27 +214,31 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> No
                 check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
 
 
-def print_dry_run(args: argparse.Namespace, source: "Source", questions: int, is_finished: bool) -> None:
-    """Print what would be ranked, and what this machine has and lacks for that; --dry_run FILE: what is embedded."""
-    texts = sum(source.sizes)
-    posts = named(texts, source.dataset.task.item_words)
-    print(f"{counted(questions, 'question')} with {posts}, ranked by {args.ranker}")
+def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool) -> None:
+    """Print what would be ranked, and what this machine has and lacks for that.
+
+    With --dry_run FILE, also write there how much would be embedded.
+    """
+    num_items = sum(source.sizes)
+    num_texts = num_items + num_questions
+    items = named(num_items, source.dataset.task.item_words)
+    print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
     if args.ranker in WITH_ENCODER:
-        print(f"up to {counted(texts + questions, 'text')} to embed, cut at {args.max_length} tokens")
+        print(f"up to {counted(num_texts, 'text')} to embed, cut at {args.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
     if isinstance(args.dry_run, str):
         tokens = Path(args.input_dataset_addr).stat().st_size // BYTES_PER_TOKEN
         value_bytes = 4 if args.dtype == "float32" else 2
-        figures = {"texts": texts + questions, "tokens": tokens, "value_bytes": value_bytes}
+        figures = {"texts": num_texts, "tokens": tokens, "value_bytes": value_bytes}
         row = {"outputs": [args.output_dataset_addr], "unit": "texts", "model": args.model_name, **figures}
         rows = [] if is_finished or args.ranker not in WITH_ENCODER else [row]
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
 def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
-    """Return the embeddings that are kept beside the output; UserError if none could be added."""
+    """Return the embeddings that are kept beside the output; UserError if none could be written there."""
     from retrieval.embeddings import Embeddings
 
     described = settings_of_encoder(args, pooling) | {"max_length": args.max_length, "dtype": args.dtype}
@@ -252,9 +258,9 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Return whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
+    """Return whether the ranker reads items with their dates: as --use_date says, else on LaMP's time-based split.
 
-    UserError if the flag asks for dates and the benchmark's items have none.
+    The default is that of LaMP's paper. UserError if the flag asks for dates and the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
@@ -265,7 +271,7 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
 
 
 def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
-    """Yield the records with their profiles in these orders, as they are written to `output`."""
+    """Yield the records as `output` has them, with their profiles in these orders."""
     for number in range(len(orders)):
         record = source.read(number)
         yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}

@@ -85,7 +85,8 @@ def build_parser() -> cli.FlagParser:
         help="a dump's Posts.xml in a folder named after its community, with Users.xml beside it; or SE-PQA's *.jsonl")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--communities_addr", metavar="FILE",
-        help="TOML with a table of `communities` per category, named like its file (default: the paper's 47 in three)")
+        help="TOML with a table per category, named as its files shall begin, with a list `communities` (default: the "
+        "paper's 47 in three categories)")
     add("--min_body_words", type=cli.non_negative_int, default=30,
         help="minimum number of words in a question's body (%(default)s)")
     add("--min_profile_posts", type=cli.non_negative_int, default=5,
@@ -97,7 +98,7 @@ def build_parser() -> cli.FlagParser:
     add("--validation_share", type=cli.fraction, default=0.1, help="share of the authors in validation (%(default)s)")
     add("--test_share", type=cli.fraction, default=0.1, help="share of the authors in test (%(default)s)")
     add("--split_seed", type=cli.non_negative_int, default=0,
-        help="seed of the splits and of the records in to_read.html (%(default)s)")
+        help="seed of the splits, and of the choice of records in to_read.html (%(default)s)")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len="8192, or the model's limit if less"

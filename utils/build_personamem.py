@@ -84,7 +84,7 @@ def build_parser() -> cli.FlagParser:
     add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
     add("--topics_addr", metavar="FILE",
-        help="TOML with a table per topic: `about`, optional `speakers` and example `conversation` (default: 3)")
+        help="TOML with a table per topic: `about`, optional `speakers` and example `conversation` (default: 3 topics)")
     add("--small_talk_addr", metavar="FILE",
         help="questions for small talk between conversations, one per line (default: 8 made-up ones)")
     add("--topics", nargs="+", metavar="NAME", help="topics to use, from --topics_addr (default: all)")
@@ -189,7 +189,8 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
         limit = f"{args.personas_addr} has {counted(len(sentences), 'persona')}"
-        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; give a range within them")
+        bounds = f"--s_persona must be below --n_persona, and this at most {len(sentences)}"
+        raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; {bounds}")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
     topics = inputs.read_topics(Path(args.topics_addr), args.topics)
     small_talk = inputs.read_small_talk(Path(args.small_talk_addr))

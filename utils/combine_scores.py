@@ -43,10 +43,11 @@ def build_parser() -> cli.FlagParser:
         help="weight of ROUGE-L between the response and the one in --contrast_addr, 0 to 1 (%(default)s)")
     add("--contrast_addr", metavar="FILE", help="responses to compare with, such as those of the untrained model")
     add("--length", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
-    add("--length_note", metavar="NAME", help="the note whose words are counted (default: the response's)")
+    add("--length_note", metavar="NAME",
+        help="name of the note (ask.note) whose words are counted (default: count the response's words)")
     add("--length_over", type=cli.non_negative_int, default=0, metavar="N", help="the limit, in words (%(default)s)")
     add("--form", type=float, default=0.0, metavar="WEIGHT",
-        help="weight of a wrong form: a text of --form_texts is missing, or their order differs "
+        help="weight of a response in a wrong form: it lacks a text of --form_texts, or has them in another order "
         "(%(default)s)")
     add("--form_texts", nargs="+", metavar="TEXT", help="texts in the required order, such as headings")
     # fmt: on
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 def combined(response_addr: str, score_addr: str, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
     """Return the rewards by question id, with the means of the terms over the responses that have a score."""
     if settings_of(score_addr).get("responses") != file_hash(response_addr):
-        raise UserError(f"{score_addr}: not the scores of {response_addr}, by the manifest beside it")
+        raise UserError(f"{score_addr}: not the scores of {response_addr}, according to the manifest beside it")
     responses, rewards, rows = read_responses(response_addr), {}, []
     for entry in read_scores(score_addr)["per_question_scores"]:
         if entry["score"] is None:

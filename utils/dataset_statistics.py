@@ -122,7 +122,8 @@ def _count_notes(column: Column) -> Iterator[str]:
             yield f"{empty} of {counted(column.num_questions, 'question')} with an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
         posts = counted(sum(column.sizes["profile"]), "profile post")
-        yield f"{count} of {posts} contain {name} word for word, though only the judge may see it."
+        verb = "contains" if count == 1 else "contain"
+        yield f"{count} of {posts} {verb} {name} word for word, though only the judge may see it."
     if missing := column.num_questions - column.communities.total():
         yield f"{missing} of {counted(column.num_questions, 'question')} without {column.task.group_field!r}."
 

@@ -30,6 +30,7 @@ from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published
 from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.files.locks import Lock
 from utils.files.manifest import describe_run, read_manifest
@@ -48,8 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
     names = [name for name, (_, parts) in datasets().items() if parts]
     add("--dataset", default=FIRST, choices=names, metavar="NAME", help=f"{', '.join(names)} (%(default)s)")
     add("--setting",
-        help="split by user or by time: user or time for LaMP, user or temporal for LongLaMP (user); for PersonaMem-v2 "
-        "another table: train or validation (its benchmark)")
+        help="user or time for LaMP, user or temporal for LongLaMP: split by user or by time (user); for PersonaMem-v2 "
+        "train or validation, instead of its benchmark table (off)")
     add("--dataset_save_directory", "--output_dir", required=True, metavar="DIR", help="output folder")
     add("--source_dir", metavar="DIR", help="folder with the original files (default: download them)")
     add("--cache_dir", default="./cache", help="folder for downloaded original files (%(default)s)")
@@ -64,8 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     without_effect = parser.without_effect
     without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
-    without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
-    without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
+    elsewhere = "for a dataset that is not on the hub"
+    without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), elsewhere)
+    without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for a dataset on the hub")
     # fmt: on
     return parser
 
@@ -154,7 +156,7 @@ def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
     if others and source.commit is not None:
         path, commit = others[0], commits[others[0]]
-        more = f" ({len(others) - 1} more files differ too)" if len(others) > 1 else ""
+        more = f" (and {counted(len(others) - 1, 'more file')} from another commit)" if len(others) > 1 else ""
         raise UserError(
             f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
             f"  use --revision {commit} to continue with that commit, or --overwrite to make all files again"

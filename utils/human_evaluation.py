@@ -5,12 +5,14 @@
   python utils/human_evaluation.py --collect ratings_ann.json ratings_bo.json --key_addr study_key.json \\
       --output_addr preferences.json
 
-Every rater gets the same page, enters who they are, and sends back the result file that the page saves. Only the key,
-study_key.json beside study.html, says which system gave an answer. Keep the key to yourself; --collect needs it.
+Every rater gets the same page, chooses their name there, and sends back the result file that the page saves. Only the
+key, study_key.json beside study.html, says which system gave an answer. Keep it to yourself; --collect needs it.
 
 --ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
-system's answers cover each aspect, 0, 1 or 2 like the judge's verdicts. --ask aspects: whether each aspect is valid and
-important and its evidence fits, and how complete all aspects are, 1 to 5. See docs/asking_people.md.
+system's answers cover each aspect, 0, 1 or 2 like the judge's verdicts. --ask aspects: how valid and important each
+aspect is, how well its evidence fits, and how complete all aspects are together, from 1 to 5.
+
+See docs/asking_people.md.
 """
 
 import sys
@@ -40,7 +42,8 @@ from utils.tables.rating_study import NUM_SYSTEMS
 from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
-COLLECTING = f"{SCRIPT} --collect"  # another script in manifests, so that results and pages never replace each other
+# The script in the manifests of results: another name than that of pages, so that neither replaces the other.
+COLLECTING = f"{SCRIPT} --collect"
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 SHOWN = ["question", "details", "aspects"]
 NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
@@ -54,10 +57,10 @@ def build_parser() -> cli.FlagParser:
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what raters decide (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="a system and its response files: for pairs the first system, then the second; for verdicts one system "
-        "with one file")
+        help="a system: its name, then its response files; give it twice for pairs, once with one file for verdicts")
     add("--show", choices=SHOWN, default="details",
-        help="pairs: show the question only, also its details for the scorer, or also its aspects (%(default)s)")
+        help="pairs: what raters see of a question: only its text, also the details that the scorer sees, such as the "
+        "narrative, or these and its aspects (%(default)s)")
     add("--draw", type=cli.positive_int, default=100, metavar="N",
         help="number of questions to draw, in proportion to each category's size (%(default)s)")
     add("--raters", nargs="+", metavar="NAME", help="names of the raters (default: rater_1 and rater_2)")
@@ -66,9 +69,9 @@ def build_parser() -> cli.FlagParser:
     add("--seed", type=cli.non_negative_int, default=0, help="sampling seed (%(default)s)")
     add = parser.add_argument_group("collect results").add_argument
     add("--collect", nargs="+", metavar="FILE", help="raters' result files, one or more per rater")
-    add("--key_addr", metavar="FILE", help="key file that was written beside the page")
+    add("--key_addr", metavar="FILE", help="the key that was written beside the page, *_key.json")
     add("--score_addr", metavar="FILE",
-        help="verdicts: score file of the same responses, whose judge is compared with the raters (default: none)")
+        help="verdicts: the responses' score file, to compare its judge with the raters (default: none)")
     # fmt: on
     return parser
 
@@ -78,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
     args = args.replaced(system=args.system or [])
     needed = ["key_addr"] if args.collect else ["inputs_addr", "output_addr"]
     if missing := [f"--{name}" for name in needed if vars(args)[name] is None]:
-        does = "collecting" if args.collect else "making a study"
-        raise UserError(f"{', '.join(missing)}: required for {does}; see --help")
+        purpose = "to collect results" if args.collect else "to make a study"
+        raise UserError(f"{', '.join(missing)}: required {purpose}; see --help")
     if args.collect:
         collect(args)
     else:
@@ -98,15 +101,15 @@ def make(args: argparse.Namespace) -> None:
     names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
     if "" in names or len(set(names)) < len(names):
         raise UserError(f"--raters {' '.join(map(repr, names))}: give each rater a unique name")
-    named = files_by_name(args.system)
-    if len(named) != NUM_SYSTEMS[args.ask]:
-        raise UserError(f"--ask {args.ask}: needs {NUM_SYSTEMS[args.ask] or 'no'} --system, got {len(named)}")
-    if args.ask == "verdicts" and len(next(iter(named.values()))) > 1:
+    files_of = files_by_name(args.system)
+    if len(files_of) != NUM_SYSTEMS[args.ask]:
+        raise UserError(f"--ask {args.ask}: needs {NUM_SYSTEMS[args.ask] or 'no'} --system, got {len(files_of)}")
+    if args.ask == "verdicts" and len(next(iter(files_of.values()))) > 1:
         raise UserError("--ask verdicts: takes only one response file; make one study per file")
     task, records = read_records(args.inputs_addr)
     if args.ask != "pairs" and not rubric_parts(task):
         raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; use --ask pairs")
-    systems = [read_system(paths, records) for paths in named.values()]
+    systems = [read_system(paths, records) for paths in files_of.values()]
     rateable = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
     places = {i: task.group_of(records[i]) for i in rateable if all(i in answers for answers in systems)}
     groups = {i: place["group"] or place.get("subgroup") for i, place in places.items()}
@@ -115,14 +118,16 @@ def make(args: argparse.Namespace) -> None:
     drawn = rating_study.draw(groups, args.draw, args.seed)
     overlap = len(drawn) if args.overlap is None else args.overlap
     if overlap > len(drawn):
-        raise UserError(f"--overlap {overlap}: only {counted(len(drawn), 'question')} drawn; give at most that number")
+        raise UserError(
+            f"--overlap {overlap}: the study has only {counted(len(drawn), 'question')}; give no more than that"
+        )
     swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
     shares = rating_study.share_out(drawn, names, overlap, args.seed)
     has_post_detail = rubric_parts(task) is not None and args.show != "question"
     content = rating_study.make_content(args.ask, questions, shares, has_post_detail)
-    systems_noted = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in named.items()]
+    systems_noted = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in files_of.items()]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, systems_noted, groups, swapped))
     counts = {"without aspects": len(records) - len(rateable), "without an answer": len(rateable) - len(groups)}
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
@@ -146,7 +151,7 @@ def publish(
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
-    """Read the questions of all datasets, which are of one task, by id."""
+    """Return the task of the datasets, which must be the same, and the questions of all by id."""
     read = {path: read_dataset(path, lambda task: task.first_metric.needs) for path in paths}
     files = {path: {record["id"]: record for record in records} for path, records in read.items()}
     refuse_shared_ids(files)
@@ -155,7 +160,7 @@ def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
 
 
 def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
-    """Read a system's answers by question id, without missing ones."""
+    """Return a system's answers by question id; missing and empty ones are left out."""
     answers: dict[str, str] = {}
     for path in paths:
         responses = read_responses(path)

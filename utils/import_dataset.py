@@ -121,9 +121,9 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
             post = json.loads(file.read(length))
             text = padded(post["text"])
             if str(post.get("id")) == record["id"] or text == question or ("narrative" in record and narrative in text):
-                counts["posts left out that are their question"] += 1
+                counts["posts left out as the question itself"] += 1
             elif time >= before:
-                counts["posts left out that are not before their question"] += 1
+                counts["posts left out as not older than their question"] += 1
             else:
                 profile.append(post)
         counts.update({"questions": 1, "posts in profiles": len(profile), "questions without posts": not profile})

@@ -167,7 +167,7 @@ def describe(responses: Responses) -> str:
     missing = sum(output["output"] is None for output in outputs)
     tied = sum("tied_with" in output for output in outputs)
     parts = [counted(len(outputs) - missing, "answer"), *(f"{count} cut at a {name}" for name, count in cuts.items())]
-    parts += [f"{tied} the first of several options of this length"] if tied else []
+    parts += [f"{tied} chosen as the first of several options of the same length"] if tied else []
     return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
 
 

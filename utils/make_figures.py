@@ -156,7 +156,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "groups":
         return paper_figures.groups_figure(systems), notes
     if args.figure == "3" and metric.is_unbounded:
-        raise UserError("--figure 3: shows shares of a score from 0, but a reward may be negative; use --figure groups")
+        raise UserError("--figure 3: its axis begins at 0, but a reward may be negative; use --figure groups")
     if args.figure == "3":
         return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--model_addr {folder}: no such folder")
     link = Path(args.link_addr)
     if os.path.lexists(link) and not link.is_symlink():
-        raise UserError(f"--link_addr {link}: not a link; give another name")
+        raise UserError(f"--link_addr {link}: exists and is not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     averages, questions = compare(scores)
     kind = next(iter(scores.values()))
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):
         print(f"{score:.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")
-    tie = f"; a tie of {averages.count(best)} models, and the first is taken" if averages.count(best) > 1 else ""
+    tie = f"; a tie of {averages.count(best)} models, of which the first is taken" if averages.count(best) > 1 else ""
     print(f"{questions}{tie}")
     return 0
 
@@ -84,7 +84,7 @@ def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
         strata = strata_of(task, entries)
         average = strata.get(MACRO) or list(strata.values())[-1]
         averages.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
-    return averages, f"{len(common)} of {counted(len(ids[0]), 'question')} have a score in every file"
+    return averages, f"{len(common)} of {counted(len(ids[0]), 'question')} with a score in every file"
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     place = words.index("--") if "--" in words else len(words)
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--folder", required=True, metavar="DIR", help="where the study's figures are kept")
+    add("--folder", required=True, metavar="DIR", help="folder of the study's figures")
     add("--step", metavar="NAME", help="count this step, whose command follows `--` (default: print the table)")
-    add("--waits", metavar="NAMES", help="names of the steps that it waits for (default: none)")
+    add("--waits", metavar="NAMES", help="names of the steps that this one waits for (default: none)")
     add("--drawn", action="store_true", help="the command has no --dry_run: only note what it makes (off)")
     args = parser.parse_args(words[:place])
     path = Path(args.folder, "study.json")
@@ -189,7 +189,7 @@ def print_table(steps: dict[str, Step]) -> None:
         padded = [str.ljust, str.ljust, str.ljust, *[str.rjust] * 7]
         print("  ".join(pad(*cell) for pad, *cell in zip(padded, line, widths, strict=True)).rstrip())
     if count := sum(steps[name]["is_unknown"] for name in listed):
-        print(f"The sums are without {counted(count, 'step')} (?) that could not be counted.")
+        print(f"The sums leave out {counted(count, 'step')} that could not be counted (?).")
     print(ASSUMED)
 
 

@@ -69,14 +69,14 @@ def build_parser() -> cli.FlagParser:
         help="items of the profile to use, 0 for none (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--fusion", choices=["none", "decoder"], default="none",
-        help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
-        "share one prompt (%(default)s)")
+        help="decoder: each item is encoded separately with the question, as a passage, and one decoder attends to "
+        "all; none: all items are in one prompt (%(default)s)")
     add("--trim_items", action="store_true",
         help="if a prompt exceeds the token budget, cut each item at its end, then the question, as LaMP's code does "
         "(off: the lowest-ranked items are left out)")
     add("--max_input_length", type=cli.positive_int,
-        help="tokens per prompt, or with --fusion decoder per passage (default: "
-        f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
+        help="tokens per prompt, or with --fusion decoder per passage; with --lora_rank of prompt and answer together "
+        f"(default: {INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH}, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
         help=f"tokens per answer; a longer reference or sample is cut, a longer response or call is left out "
         f"(default: {TARGET_TOKENS} for references, 2048 for responses and calls, with distill 512)")
@@ -91,8 +91,8 @@ def build_parser() -> cli.FlagParser:
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
     add("--per_device_train_batch_size", type=cli.positive_int,
-        help="questions at a time, with grpo calls (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which "
-        "need more memory)")
+        help="questions, or with grpo calls, per batch on each device (default: 16; 4 with --fusion decoder, 1 with "
+        "--lora_rank, which need more memory)")
     add("--gradient_accumulation_steps", type=cli.positive_int,
         help="batches per step on each device (default: as many as give the usual batch on one device: for references "
         "64 questions, else 32, with grpo 64 calls)")
@@ -196,7 +196,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references to learn from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
-        raise UserError(f"{args.validation_addr}: of another task than {args.inputs_addr}, which is of {task.name}")
+        raise UserError(f"{args.validation_addr}: is of another task than {args.inputs_addr}, which is of {task.name}")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
@@ -235,7 +235,9 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
     if size is None:
         size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.objective == "distill" and size > 1:
-        raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
+        raise UserError(
+            "--per_device_train_batch_size: must be 1 with --objective distill, which samples for each question"
+        )
     return args.replaced(
         **{flag: getattr(usual, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
         max_target_length=args.max_target_length or usual.target_tokens,

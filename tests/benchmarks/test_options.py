@@ -49,7 +49,7 @@ def test_controls_and_statistics_have_the_known_shares(dataset, tmp_path, capsys
     for name, letters in {"longest": "cca", "shortest": "adc", "first": "aaa"}.items():
         outputs = {key: output["output"] for key, [output] in read_json(tmp_path / f"{name}.json").items()}
         assert outputs == {key: letters[number % 3] for number, key in enumerate(ROWS)}
-        tied = "" if name == "first" else ", 8 the first of several options of this length"
+        tied = "" if name == "first" else ", 8 chosen as the first of several options of the same length"
         assert f"{name}.json: 24 answers{tied}\n" in said
     run(dataset_statistics, "--inputs_addr", dataset)
     lines = capsys.readouterr().out.splitlines()

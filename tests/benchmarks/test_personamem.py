@@ -185,8 +185,8 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     rows[3] = {**rows[3], "end_index_in_shared_context": "9999"}
     path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
     printed = capsys.readouterr().out
-    assert "22 questions; 2 skipped, because their history ends at a message that does not exist" in printed
-    assert "2 have two identical options; in 1 of these, the right option is one of the two;" in printed
+    assert "22 questions; 2 skipped, because the history ends at a message that does not exist" in printed
+    assert "2 with two identical options; in 1 of these, the right option is one of the two;" in printed
     records = json.loads(path.read_text())
     assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
     manifest = read_manifest(path)

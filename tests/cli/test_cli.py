@@ -289,7 +289,7 @@ ENCODER = (
     "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --cache_dir d --batch_size 4"
     " --device cpu --dtype bfloat16 --keep_embeddings"
 )
-NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or leave {} out"
+NO_ENCODER = "with a --ranker that needs no encoder\n  give --ranker dense or hybrid, or leave {} out"
 
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
@@ -343,8 +343,8 @@ WITHOUT_EFFECT = [
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
-     "for files on a server\n  leave {} out"),
-    ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
+     "for a dataset that is not on the hub\n  leave {} out"),
+    ("utils/download_datasets.py", "", "--source_url u", "for a dataset on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
     ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),

@@ -173,7 +173,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     new = hub.commit(changed(3))
     forget(hub)
     assert download.refuse() == (
-        f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (7 more files differ too)\n"
+        f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (and 7 more files from another commit)\n"
         f"  use --revision {old} to continue with that commit, or --overwrite to make all files again\n"
     )
     assert hub.fetched == [] and len(download.finished()) == 8

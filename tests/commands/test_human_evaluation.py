@@ -307,7 +307,7 @@ def test_scores_that_are_not_of_the_rated_answers_are_refused(study):
     assert "not a verdict" in refusal(*words, path) or "no written verdicts" in refusal(*words, path)
     study.make("--overwrite")
     result = study.result("Ann", {ids[0]: {"choice": 1}})
-    assert "only verdicts compare with a judge's" in refusal(*words[:1], result, *words[2:], scores)
+    assert "a judge is compared only with --ask verdicts" in refusal(*words[:1], result, *words[2:], scores)
 
 
 def test_verdicts_of_two_raters_are_medians_with_a_seeded_choice(study, capsys):

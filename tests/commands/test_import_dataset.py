@@ -90,8 +90,8 @@ def test_a_question_gets_its_users_earlier_posts(form, capsys):
     assert run(write(f"questions.{form}", QUESTIONS), write(f"posts.{form}", POSTS)) == RECORDS
     assert read_dataset("own.json", ["profile", "narrative"]) == RECORDS
     assert capsys.readouterr().out == (
-        "own.json: 2 questions, 5 posts in profiles, 2 posts left out that are their question, 3 posts left out that "
-        "are not before their question\n"
+        "own.json: 2 questions, 5 posts in profiles, 2 posts left out as the question itself, 3 posts left out as "
+        "not older than their question\n"
     )
     assert {*read_manifest("own.json")["settings"]["inputs"]} == {f"questions.{form}", f"posts.{form}"}
 

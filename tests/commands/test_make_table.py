@@ -260,7 +260,7 @@ class TestJudges:
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
             f"{other}: judged differently from {complete}\n  {setting} {value!r}, not {JUDGED[setting]!r}\n"
-            "  these scores are not comparable: judge both alike, or keep them apart"
+            "  these scores are not comparable: judge both in the same way, or do not compare them"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 

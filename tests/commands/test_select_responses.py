@@ -132,8 +132,8 @@ def test_best_and_worst_by_hand(samples, capsys):
 
 
 SPOILT = {  # by score files or responses that do not fit, or flags, what is said
-    "other responses": r"scores_0\.json: not the scores of a sample of .*all\.json, by .*\n  write the samples with",
-    "no manifest": r"scores_2\.json: not the scores of a sample of .*, by the manifest beside it\n",
+    "other responses": r"scores_0\.json: not the scores of a sample of .*all\.json, acc.*\n  write the samples with",
+    "no manifest": r"scores_2\.json: not the scores of a sample of .*, according to the manifest beside it\n",
     "two judges": r"scores_2\.json: judged differently from .*scores_0\.json\n  judge 'Other@1', not 'Café",
     "twice": r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$",
     "one response": r"all\.json: has no more than one response to any question\n  sample several",

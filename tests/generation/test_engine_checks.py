@@ -53,7 +53,7 @@ def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="GPU 1 has"):
         vllm_engine._check_gpus(flags(1, 0.9), "a-model")
-    with pytest.raises(UserError, match="this machine has only 1 GPUs"):
+    with pytest.raises(UserError, match=r"this machine has only 1 GPU$"):
         vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 

@@ -291,7 +291,9 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
         assert 0 < mini < NUM_QUESTIONS
         assert (models.count("m-mini"), models.count(None)) == (mini, NUM_QUESTIONS - mini)
         assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
-        difference = f"replies name another model than the requested one: {mini} from m-mini (of {NUM_QUESTIONS})\n"
+        difference = (
+            f"replies name another model than the requested one: {mini} from m-mini (of {NUM_QUESTIONS} replies)\n"
+        )
         assert f"note: {difference}" in capsys.readouterr().err
         scores = []
         always = lambda request: replace(answer(request), model="m-mini")  # noqa: E731

@@ -91,9 +91,9 @@ def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, proble
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter on a named base model"),
-        ({"base_model_name_or_path": None}, "not a LoRA adapter on a named base model"),
-        ({"r": 0}, "not a LoRA adapter on a named base model"),
+        ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter, or without the name of its base"),
+        ({"base_model_name_or_path": None}, "not a LoRA adapter, or without the name of its base"),
+        ({"r": 0}, "not a LoRA adapter, or without the name of its base"),
         ({"r": True}, "damaged"),
         ({"base_model_name_or_path": 7}, "damaged"),
         ({"base_model_name_or_path": "a\0b"}, "damaged"),

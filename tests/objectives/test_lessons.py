@@ -243,8 +243,8 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
         (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
         (["--objective", "distill", "--validation_addr", "v.json"], "only a training on references is evaluated"),
         (["--prompt", "feedback"], "--prompt: needs --target_addr"),
-        (["--objective", "distill", "--per_device_train_batch_size", "2"], "with distill 1"),
-        (["--target_addr", "a", "--prompt", "nothing"], "LaMP-QA has none, rag, planner"),
+        (["--objective", "distill", "--per_device_train_batch_size", "2"], "must be 1 with --objective distill"),
+        (["--target_addr", "a", "--prompt", "nothing"], "the prompts of LaMP-QA are none, rag, planner"),
         ([], "LaMP-QA has no references to learn from\n  give responses to learn as --target_addr"),
     ],
 )
@@ -301,7 +301,7 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
 
 
 def test_a_training_at_rate_0_is_refused(tmp_path):
-    problem = r"0 in every step: --learning_rate 0.0, steps: 1, of warm-up: 0\n  give a higher rate, less warm-up or"
+    problem = r"0 in every step: --learning_rate 0.0, 1 step, 0 of them warm-up\n  give a higher rate, less warm-up or"
     with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--objective", "distill", "--learning_rate", 0)
 
@@ -342,12 +342,12 @@ def test_the_best_model_is_linked(tmp_path, select):
     printed = select("one", "two", "three")
     assert os.readlink(tmp_path / "best") == "two"  # the first of equal ones
     assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in printed
-    assert "3 of 3 questions have a score in every file; a tie of 2 models, and the first is taken\n" in printed
+    assert "3 of 3 questions with a score in every file; a tie of 2 models, of which the first is taken\n" in printed
     select("one", "three")
     assert os.readlink(tmp_path / "best") == "three"
     with pytest.raises(UserError, match=r"other\.json: has scores of other questions than"):
         select("one", "other")
-    with pytest.raises(UserError, match=r"--link_addr .*one\.json: not a link"):
+    with pytest.raises(UserError, match=r"--link_addr .*one\.json: exists and is not a link"):
         select("one", "two", link="one.json")
 
 
@@ -357,7 +357,7 @@ def test_models_are_compared_as_a_table_compares_them(tmp_path, select):
     write_scores(tmp_path, "hard", 2, but={"b": 1})  # (1 + 0.5 + 1) / 3, and 0.75 over a and b
     printed = select("hard", "easy")
     assert f"0.7500  {tmp_path}/hard\n1.0000  {tmp_path}/easy  <- " in printed
-    assert "2 of 3 questions have a score in every file\n" in printed
+    assert "2 of 3 questions with a score in every file\n" in printed
     for name, cooking, law in (("more", 2, 0), ("even", 1, 1)):  # three questions on cooking, and one on law
         write_scores(tmp_path, name, cooking)
         write_scores(tmp_path, f"{name}_law", law, ids="d", category="law")

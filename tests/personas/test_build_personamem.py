@@ -242,7 +242,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
+        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; --s_persona must be below"),
         (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; the topics are foodRecommendation, travelPlanning, "),
         (["--model", "big=m"], "--model big=...: unknown name; the only name is small"),
         (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),

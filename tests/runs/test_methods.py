@@ -208,7 +208,7 @@ async def answer(record, ask):
     assert set(runs.answers) == set(IDS) - {IDS[2]}
     manifest = read_manifest(runs.output)
     assert (manifest["missing"], manifest["raised"]) == (1, 1) and "server" not in errors
-    assert "the method raised an error on 1 record; correct the method, then run the command again; its" in errors
+    assert "the method raised an error on 1 record; correct the method and run the command again (" in errors
     words = ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--evaluator_llm", "j", "--openai"]
     words += ["--api_key_addr", runs.folder / "key.txt", "--score_addr", runs.folder / "s.json"]
     with pytest.raises(UserError, match=r"1 answer is missing because the method raised an error on 1 q.*\n  correct"):

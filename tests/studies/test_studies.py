@@ -559,7 +559,7 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
     assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
     table = cells(done.stdout)
     assert table.pop("total") == ["0", "0", "0", "0", "-", "-", "-"] and {*map(tuple, table.values())} == {("?",) * 7}
-    assert f"The sums are without {len(table)} steps (?)" in done.stdout
+    assert f"The sums leave out {len(table)} steps that could not be counted (?)" in done.stdout
 
 
 @pytest.mark.engine

@@ -109,10 +109,11 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, p
     """Add the prices of an API's tokens, which do not affect the output; `whose` is a prefix of the flags' names."""
     for name, what in (
         ("in", "a million input tokens"),
-        ("out", "a million output tokens, thoughts included"),
+        ("out", "a million output tokens, including thoughts"),
         ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
-        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
+        told = f"price of {what}, in US dollars"
+        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=told)
         parser.not_a_setting(f"--{prefix}price_{name}", "it only decides which cost is reported")
     first, second = f"--{prefix}price_in", f"--{prefix}price_out"
     for flags, missing in ((first, second), (f"{second} --{prefix}price_cached", first)):
@@ -128,7 +129,7 @@ def add_sampling_arguments(
     add("--temperature", type=drawn_temperature, default=temperature_default,
         help="0 is greedy; `default` is the model's generation_config.json, or the API's own default (%(default)s)")
     add("--top_p", type=drawn_top_p, default=0.95,
-        help="nucleus sampling; `default` as for --temperature (%(default)s)")
+        help="nucleus sampling: share of the probability; `default` as for --temperature (%(default)s)")
     add("--top_k", type=non_negative_int, metavar="K",
         help="sample only from the K likeliest tokens; 0: from all (off)")
     add("--min_p", type=share, metavar="SHARE",
@@ -143,7 +144,8 @@ def add_sampling_arguments(
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
     add("--seed", type=seed_or_none, default=0, help="sampling seed; `none` sends the API no seed (%(default)s)")
     add("--max_retries", type=non_negative_int, default=3,
-        help="retries of unusable outputs (at --temperature 0: one, constrained) and failed API requests (%(default)s)")
+        help="retries of an unusable output (at --temperature 0 at most one, with constrained decoding) and of a "
+        "failed API request (%(default)s)")
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="constrain the output to its JSON schema: on the last try, always, or never; with never, each retry "
         "raises the temperature by 0.1, as in the paper's code (%(default)s)")

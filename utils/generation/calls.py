@@ -274,12 +274,12 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if cut:
         prompts = f"{len(cut)} of {counted(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
         remedy = "raise the server's context length, or lower --max_model_len"
-        print(f"note: the server read less than half of {prompts}; {remedy}", file=sys.stderr)
+        print(f"note: of {prompts}, the server read less than half; {remedy}", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
-        problem = f"replies name another model than the requested one: {by_model} (of {len(refusals)})"
-        print(f"note: {problem}", file=sys.stderr)
+        problem = f"replies name another model than the requested one: {by_model}"
+        print(f"note: {problem} (of {counted(len(refusals), 'reply')})", file=sys.stderr)
         others["the model asked"] = len(refusals) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),

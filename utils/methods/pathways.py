@@ -1,8 +1,8 @@
-"""Pathways of Thoughts (arXiv 2509.19094): several differing lines of thought, mixed by the asker's preferences.
+"""Pathways of Thoughts (arXiv 2509.19094): several different lines of thought, combined by the asker's preferences.
 
-This follows the paper's abstract alone: on each path, the model chooses its next operation itself, and its answers are
-then combined by the preferences that the posts reveal. The prompts, 4 paths (--set paths=N) of at most 3 operations
-(--set steps=N) and temperature 1 on the paths are ours.
+This follows only the paper's abstract: on each path, the model chooses its next operation itself and then answers; one
+more call combines the paths' answers by the preferences that the posts reveal. The prompts, 4 paths (--set paths=N) of
+at most 3 operations (--set steps=N) and temperature 1 on the paths are ours.
 """
 
 import asyncio
@@ -65,17 +65,19 @@ Combine the parts of them that best serve these preferences into one answer. Wri
 
 
 def read_step(text):
+    """Return the operation that the text names first, and the text after it; None if it names none."""
     match = re.match(rf"\W*({'|'.join(OPERATIONS)})\b\W*(.*)", text.strip(), re.DOTALL | re.IGNORECASE)
     return match and (match[1].lower(), match[2].strip())
 
 
 async def follow(posts, path, paths, steps, ask):
+    """Return the answer at the end of a path, and the number of operations on it."""
     thoughts = []
     operations = "\n".join(f"- {name}: {what}" for name, what in OPERATIONS.items())
-    shown = {"path": path, "paths": paths, "operations": operations, "temperature": 1.0, "max_tokens": 512}
+    common = {"path": path, "paths": paths, "operations": operations, "temperature": 1.0, "max_tokens": 512}
     for _ in range(steps):
         so_far = "\n\n".join(thoughts) or "none"
-        step = await ask(STEP, items=posts, thoughts=so_far, parse=read_step, **shown)
+        step = await ask(STEP, items=posts, thoughts=so_far, parse=read_step, **common)
         if step is None or step[0] == "answer":
             break
         thoughts.append(f"{step[0]}: {step[1]}")

@@ -2,9 +2,10 @@
 
 In a turn, the model writes thoughts and a query, and gets the best k posts (--set k=3) that it has not seen; or it
 writes that it knows enough. The benchmark's RAG prompt then has all posts found, or the best --num_contexts if there
-are none. With PersonaMem, the posts are turns of a history. What differs from the paper: PR2 learns by GRPO when and
-what to search. Turns are a dialogue without tags, so that any chat API can run it, and the answer's prompt has no
-thoughts. The prompts are ours.
+are none. With PersonaMem, the posts are turns of a history. What differs from the paper: PR2 learns by GRPO when to
+search, and what for. Here, turns are a dialogue without tags, so that any chat API can run it, and the answer's prompt
+has no thoughts. The prompts are ours. --set bare=first answers each question's first sample without a search, which
+training as in PR2 needs (docs/beyond_planpers.md).
 """
 
 import re
@@ -17,6 +18,7 @@ The person asks:
 {question}
 
 In two or three sentences, think about what you need to know about this person. Then end with one line that begins with "Search:" and has a few words to search for."""  # noqa: E501
+# Follows each search; "#" becomes the turn's number.
 NEXT = """
 [assistant]
 {said#}
@@ -29,7 +31,10 @@ LAST_LINE = re.compile(r"(?mi)^[\W_]*+(?:search\b[^:\n]{0,20}:[^\w\n]*+(?P<query
 
 
 def read_turn(text):
-    """Return the text up to the first line that ends a turn, and that line's query, which is None for "Enough"."""
+    """Return the text up to the first line that ends a turn, and that line's query, None for "Enough".
+
+    None if no line ends the turn.
+    """
     line = LAST_LINE.search(text)
     return line and (text[: line.end()].strip(), line["query"] and line["query"].rstrip(" .\"'”’*_`"))
 
@@ -48,15 +53,15 @@ async def answer(record, ask):
         return await ask("rag", items=record.best(ask.num_contexts))
     dialogue, values, searches = FIRST, {}, []
     for number in (1, 2, 3, 4):
-        text, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
+        said, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
         seen = [post_id for posts in searches for post_id in posts.ids]
         posts = await ask.search(query, int(ask.settings.get("k", 3)), exclude=seen) if query else None
         if posts is None or not posts.ids:
             break
         searches.append(posts)
-        turns = [] if isinstance(posts, list) else posts.messages
-        texts = [turn["content"] for turn in turns if turn["role"] != "system"] or posts
-        values |= {f"said{number}": text, f"posts{number}": "\n\n".join(texts)}
+        messages = [] if isinstance(posts, list) else posts.messages
+        texts = [message["content"] for message in messages if message["role"] != "system"] or posts
+        values |= {f"said{number}": said, f"posts{number}": "\n\n".join(texts)}
         dialogue += NEXT.replace("#", str(number))
     ask.note(num_turns=number)
     return await ask("rag", items=join(searches, record) if searches else record.best(ask.num_contexts))

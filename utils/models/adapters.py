@@ -40,7 +40,9 @@ def adapter_config(name: str) -> dict[str, Any] | None:
             return config
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{path}: damaged; use another checkpoint") from None
-    raise UserError(f"{path}: not a LoRA adapter on a named base model")
+    raise UserError(
+        f"{path}: not a LoRA adapter, or without the name of its base model; use a LoRA adapter that PEFT saved"
+    )
 
 
 def ranks_of(config: dict[str, Any]) -> list[int]:

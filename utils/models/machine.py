@@ -154,7 +154,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
     count, copies, utilization, problems = count_gpus(args), args.data_parallel_size, args.gpu_memory_utilization, []
     if count > len(gpus):
         flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
-        problems.append(f"{flags}: this machine has only {len(gpus)} GPUs")
+        problems.append(f"{flags}: this machine has only {counted(len(gpus), 'GPU')}")
     for gpu in gpus[:count]:
         if gpu.free < utilization * gpu.total:
             problems.append(

@@ -55,15 +55,15 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument_group("objective").add_argument
     add("--objective", choices=list(OBJECTIVES), default="sft",
-        help="sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the scores of samples "
-        "(%(default)s)")
+        help="what is learnt from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
+        "scores of samples (%(default)s)")
     add("--target_addr", metavar="FILE",
         help="responses to learn, such as utils/select_responses.py writes; with distill, the questions to learn from "
         "(default: the dataset's references; with distill all questions)")
     add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
     add("--prompt", metavar="NAME",
-        help="learn another prompt of the benchmark, such as feedback: its text is the note of that name in "
-        "--target_addr (default: rag, or none without posts)")
+        help="learn to answer this prompt of the benchmark, such as feedback, with the notes of that name in "
+        "--target_addr (default: rag, or none without posts, with the responses themselves)")
     add("--beta", type=cli.non_negative_float, default=0.1,
         help="dpo: weight of staying close to the initial model (%(default)s)")
     add("--trace_addr", metavar="FILE",
@@ -73,8 +73,8 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="grpo: the score files of all samples, which utils/select_responses.py --split_dir writes, in any order")
     add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
     add("--advantage", choices=ADVANTAGES, default="grpo",
-        help="grpo: a sample's score relative to its question's others, or as in PR2's deleted code, relative to the "
-        "one sample that did not search (%(default)s)")
+        help="grpo: a sample's score relative to its question's other samples, or, as in PR2's public code (deleted "
+        "since), relative to the one sample that did not search (%(default)s)")
     add("--kl", type=cli.non_negative_float, default=0.0,
         help="grpo: weight of the divergence from the initial model (%(default)s)")
     add("--keep_cut", action="store_true",
@@ -208,7 +208,7 @@ def choose_prompt(args: Namespace, task: Task) -> Prompt:
     """Return the prompt whose answers are learnt."""
     name = args.prompt or ("rag" if args.num_contexts else "none")
     if name not in task.prompts:
-        raise UserError(f"--prompt {name}: {task.name} has {', '.join(task.prompts)}")
+        raise UserError(f"--prompt {name}: the prompts of {task.name} are {', '.join(task.prompts)}")
     return load_prompt(task.prompts[name], args.prompts_dir)
 
 

@@ -88,7 +88,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
                     counts["calls cut off"] += 1
                     continue
                 example = example_of(line, record_of[question_id], window, advantage)
-                counts["calls too long for --max_target_length, or with their prompt for the window"] += example is None
+                counts["calls too long for --max_target_length, or with the prompt for the window"] += example is None
                 examples += [example] if example else []
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
     return examples, [f"left out: {named(count, what)}" for what, count in counts.items() if count]

@@ -1,13 +1,13 @@
 """Read, write, and match the plans of PlanPers, which are lists of aspect titles. Pure.
 
-The model was asked for titles, one per line. Fences and the marks of list items ("- ", "1. ", bold face) are dropped.
-So is a first line that ends in a colon ("Here are the aspects:"), unless another title's line of the same form, an item
-or not, does too. A JSON array of texts is a plan too. Repeated titles (in any case) are left out, and so is a title
-that max_tokens may have cut, unless it is the only one.
+The model was asked for titles, one per line. Code fences, list marks ("- ", "1. ") and bold face are removed. A first
+line that ends in a colon ("Here are the aspects:") is an introduction and is dropped, unless another line ends in a
+colon too and both are list items or neither is: then both are titles. A JSON array of texts is a plan too. Repeated
+titles (ignoring case) are left out, and so is a title that max_tokens may have cut, unless it is the only one.
 
 In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
 `lead_in` is None. With --planner_target reference, a plan is as in the public code: a lead-in, then a dash and a title
-per line; the generator's prompt then has the planner's unchanged text.
+per line; the generator's prompt then has the text exactly as the planner wrote it.
 """
 
 import re
@@ -17,8 +17,8 @@ from typing import Any
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import keep_commands, unescape
 
-# A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, and does not begin with white
-# space or punctuation.
+# What constrained decoding allows: at most 10 lines, so that every model stops, each of 3 to 120 characters, and none
+# beginning with white space or punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
@@ -28,12 +28,12 @@ _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
 WORDS_THRESHOLD = 0.6
 
-# Words without a meaning of their own in a title. "User" is in many titles, but never alone.
-_LISTED = """
+# Words that do not tell titles apart. One of them is "user", which is in many titles, though never alone.
+_WORD_LIST = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
 """
-_FUNCTION_WORDS = frozenset(_LISTED.split())
+_FUNCTION_WORDS = frozenset(_WORD_LIST.split())
 
 
 def parse_plan(text: str, cut: bool = False) -> Parsed:
@@ -48,12 +48,12 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
         last_is_whole = True  # a cut text has no closing quote and is not among them
     else:
         lines = body.splitlines()
-        are_items = {
+        is_item = {  # by the number of a line that ends in a colon
             number: _LIST_MARK.match(line.strip().replace("**", "")) is not None
             for number, line in enumerate(lines)
             if line.rstrip("*_ ").endswith(":") and _plan_title(line)
         }
-        as_asked = 0 not in are_items or list(are_items.values()).count(are_items[0]) > 1
+        as_asked = 0 not in is_item or list(is_item.values()).count(is_item[0]) > 1
         lines = lines if as_asked else lines[1:]
         last_is_whole = not cut or text.endswith("\n")
     titles: dict[str, str] = {}
@@ -105,7 +105,7 @@ def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """Return an output's settings for --planner_target."""
+    """Return the settings that note an output's --planner_target."""
     return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
@@ -119,9 +119,9 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 
 
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
-    """Return a plan as a piece; `reason` says why there is no plan.
+    """Return a plan as a piece; without titles, the piece has no value but the `reason`.
 
-    With a lead-in, the plan keeps its text `raw`; if that is None, its text is made from the lead-in and the titles.
+    With a lead-in, the piece also has the plan's text: `raw`, or if that is None, one made from lead-in and titles.
     """
     if not titles:
         return {"value": None, "reason": reason}
@@ -132,7 +132,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
-    """Return a parser of a plan's titles: `parse_plan`, after removing the requested lead-in and dashes."""
+    """Return a parser of a plan's titles: `parse_plan`; with a lead-in, after removing it and the dashes."""
     if lead_in is None:
         return parse_plan
 
@@ -144,11 +144,11 @@ def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
 
 
 def plan_pattern(lead_in: str | None) -> str:
-    """Return the regular expression that constrains the last try for a plan."""
+    """Return the regular expression that constrained decoding follows for a plan."""
     if lead_in is None:
         return PLAN_PATTERN
-    written = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
-    return rf"{written}(- {PLAN_LINE}\n){{1,10}}"
+    escaped = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
+    return rf"{escaped}(- {PLAN_LINE}\n){{1,10}}"
 
 
 def one_line(text: str) -> str:
@@ -162,9 +162,10 @@ def word_overlap(a: str, b: str) -> float:
 
 
 def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
-    """Return the share of gold titles with a planned one of `word_overlap` of at least `WORDS_THRESHOLD`, 0 to 1.
+    """Return the share of gold titles that a planned title matches, 0 to 1.
 
-    A planned title may match several. Without gold titles, the share is 0.
+    Titles match if their `word_overlap` is at least `WORDS_THRESHOLD`; a planned title may match several gold titles.
+    Without gold titles, the share is 0.
     """
     if not gold:
         return 0.0
@@ -172,6 +173,6 @@ def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
 
 
 def _content_words(title: str) -> set[str]:
-    """Return a title's distinct words without function words; if none are left, all; without any, the title."""
+    """Return a title's content words; if it has only function words, these; if it has no words, the title itself."""
     words = set(re.findall(r"\w+", title.casefold()))
     return words - _FUNCTION_WORDS or words or {title}

@@ -87,10 +87,10 @@ def describe_figures(figures: dict[str, Any]) -> str:
     """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
-        notes.append(f"{figures['skipped']} skipped, because their history ends at a message that does not exist")
+        notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
     if figures.get("identical_options"):
         right = f"in {figures['identical_to_right']} of these, the right option is one of the two"
-        notes.append(f"{figures['identical_options']} have two identical options; {right}")
+        notes.append(f"{figures['identical_options']} with two identical options; {right}")
     if published["number"] != figures["questions"]:
         notes.append(f"{published['source']} says {published['number']}")
     return "".join(f"; {note}" for note in notes)

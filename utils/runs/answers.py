@@ -63,8 +63,8 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
         help="choose the likeliest option (by mean log-probability per token) instead of generating text; only for "
         "questions with options (off)")
     add("--asking", choices=list(dict.fromkeys(way for task in tasks().values() for way in task.ways)),
-        help="PersonaMem-v2 only. official: prompt and reading of the answer as in the public code; open: without "
-        "options, for an answer in prose (default: as PersonaMem)")
+        help="PersonaMem-v2 only. official: with the public code's prompt and reading of the answer; open: without "
+        "options, for an answer in prose (default: as for PersonaMem)")
     add("--trim_items", action="store_true",
         help="if a prompt is too long, trim each post, then the question, as LaMP's code does (off: leave out the "
         "lowest-ranked posts; LaMP and LongLaMP only)")

@@ -152,7 +152,7 @@ def report_raised(raised: Mapping[Key, str]) -> int:
     """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
-    again = "correct the method, then run the command again; its completions are kept"
+    again = "correct the method and run the command again (completions are kept)"
     print(f"the method raised an error on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), error in raised.items():

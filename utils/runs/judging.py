@@ -1,4 +1,4 @@
-"""Everything in evaluate_responses.py except its method: responses, the judge's window, and score files."""
+"""What evaluate_responses.py does besides calling the judge: responses, the judge's window, and score files."""
 
 import math
 import sys
@@ -40,8 +40,8 @@ from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
-ANY_LENGTH = 2**31  # tokens: a server checks the length itself
-MANY_PROMPTS = 5000  # take seconds to render
+ANY_LENGTH = 2**31  # tokens: no limit, because a server checks the length itself
+MANY_PROMPTS = 5000  # so many take seconds to render, so a message is printed first
 
 
 class Request(NamedTuple):
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
     record: Record
     outputs: list[str | None]  # the responses that are judged together, one per system
-    number: int  # of the verdict among the question's
+    number: int  # the verdict's number within the question
 
 
 @dataclass
@@ -64,7 +64,7 @@ class System:
 
 @dataclass(frozen=True)
 class JudgeModel(Model):
-    """A judge. Its window is what its longest prompt needs, because more would take memory from the KV cache."""
+    """A judge. Its window is only as long as its longest prompt needs: more would take memory from the KV cache."""
 
     judge: Judge = None
     prompt: Prompt = None
@@ -82,7 +82,7 @@ class JudgeModel(Model):
     def _reserve(self) -> tuple[int, int]:
         if not self.only_scores:
             return super()._reserve()
-        return max(map(len, self.options[1].values())) + 1, 0  # vLLM generates a token
+        return max(map(len, self.options[1].values())) + 1, 0  # vLLM always generates one token
 
     def _choose_length(self, max_tokens: int, room: int) -> int:
         needed = self.flags.max_model_len or ANY_LENGTH
@@ -101,8 +101,8 @@ class JudgeModel(Model):
 def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[Request]] = tuple) -> JudgeModel:
     """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
-    kind = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
-    model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **kind)
+    modes = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
+    model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **modes)
     if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model
@@ -137,7 +137,7 @@ def choose_strategy(args: Arguments, task: Task) -> str:
 
 
 def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
-    """Raise UserError if the judge cannot give verdicts as --verdicts and --num_verdicts ask."""
+    """Raise UserError if the judge cannot give the verdicts that --verdicts or --num_verdicts asks for."""
     judge = task.metrics[strategy].judge
     flag = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
     if (args.verdicts or args.num_verdicts > 1) and (judge is None or judge.scale is None):
@@ -154,7 +154,7 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 def read_systems(
     args: Arguments, task: Task, strategy: str, records: list[Record], of_judge: dict[str, Any]
 ) -> list[System]:
-    """Read the responses and check them against the dataset; `of_judge` are the settings of the judge, if any."""
+    """Read the responses and check them against the dataset; `of_judge` has the judge's settings, if any."""
     metric = task.metrics[strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
@@ -186,7 +186,7 @@ def read_systems(
 
 
 def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
-    """Raise UserError if the responses were asked for in a way (--asking) that the metric does not score."""
+    """Raise UserError if the responses were made with another --asking than those that the metric scores."""
     settings = noted_settings(path)
     way = settings.get("asking")
     if settings and metric.ways and way not in metric.ways:
@@ -195,7 +195,7 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:
-    """Return the verdicts of all systems by key, which begins with the system's number if there are several.
+    """Return the requests for all systems' verdicts by key, which begins with the system's number if there are several.
 
     Verdicts on one response are adjacent, and so are responses to one question. In the judge's prompt, the aspect comes
     last, after the response, so the engine computes the shared prefix once.
@@ -222,14 +222,14 @@ def note_incomplete(path: str, systems: list[System]) -> None:
         return
     parts = [part for question in questions.values() for part in metric.parts(question)]
     if incomplete := sum(not all(part) for part in parts):
-        texts = "a text that the judge sees (such as evidence or reason)"
-        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {texts}", file=sys.stderr)
+        lacking = "a text that the judge sees (such as evidence or reason), judged without it"
+        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {lacking}", file=sys.stderr)
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
-    """Raise UserError if a score file was made from another response file, because its name may be a mistake.
+    """Raise UserError if a score file was made from another response file: the name in --score_addr may be a mistake.
 
-    The same response file with other contents is judged again.
+    A response file of the same name with other content is judged again.
     """
     if made["settings"].get("responses") != hashes:
         refuse_other_source(made.get("judged") or ["other responses"], addrs)
@@ -246,6 +246,6 @@ def count_questions(scores: Mapping[str, Any], _: Any) -> dict[str, int]:
 
 
 def describe_verdicts(task: Task, output: Output, scores: dict[str, Any], figures: Mapping[str, Any]) -> str:
-    """Return a score file's line."""
+    """Return the line to print about a finished score file."""
     line = describe_scores(task, output.path, scores, figures["tokens"], output.figures["answers"])
     return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)

@@ -59,7 +59,8 @@ class Question(Mapping):
     def __getitem__(self, name: str) -> Any:
         if name in self._hidden:
             raise HiddenFieldError(
-                f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)} (--show_fields)"
+                f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)}, and what "
+                "--show_fields names"
             )
         if name not in self._copies:  # a method may change the value, and run again
             self._copies[name] = copy.deepcopy(self._record[name])

@@ -89,7 +89,8 @@ def check_shown(shown: Sequence[str], task: Task) -> None:
     hidden = task.hidden_fields
     if unknown := [name for name in shown if name not in hidden]:
         raise UserError(
-            f"--show_fields {unknown[0]}: only the scorer sees these fields of {task.name}: {', '.join(sorted(hidden))}"
+            f"--show_fields {unknown[0]}: not a field that only the scorer sees; those of {task.name} are "
+            f"{', '.join(sorted(hidden))}"
         )
 
 

@@ -27,7 +27,7 @@ class Stage:
         describe: returns the line to print instead, from the output, its content and the manifest's figures.
         after: the stage whose pieces are needed; a record is left out if that stage has no piece for its key.
         stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
-        assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
+        assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are stand-ins.
         many_calls: a record makes several calls.
         search: finds items for `ask.search`.
         is_replayed: it is run even if its outputs are finished: a user's method may have changed, or it is traced.

@@ -114,7 +114,7 @@ def in_order(paths: Sequence[str], samples: list[Responses], response_addr: str)
         number = numbers.get(str(settings_of(path).get("responses")))
         if number is None:
             raise UserError(
-                f"{path}: not the scores of a sample of {response_addr}, by the manifest beside it\n"
+                f"{path}: not the scores of a sample of {response_addr}, according to the manifest beside it\n"
                 "  write the samples with utils/select_responses.py --split_dir, and judge these files"
             )
         if number in path_of:

@@ -19,7 +19,7 @@ JUDGE_SETTINGS = (
 
 
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
-    """Raise UserError if score files, by path, are of two benchmarks, or, with `alike` "task", of two tasks."""
+    """Raise UserError if score files, by path, are of different benchmarks; with `alike` "task", of different tasks."""
     path_of: dict[str, str] = {}
     for path, content in scores.items():
         benchmark = tasks()[content["task"]].benchmark if alike == "benchmark" else None
@@ -33,9 +33,9 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 
 
 def check_same_judge(files: dict[str, Scores]) -> None:
-    """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
+    """Raise UserError if the files or their manifests say that the verdicts were obtained in different ways."""
     judged = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    first = max(judged, key=lambda path: len(judged[path]))  # if possible one whose judge is known
+    first = max(judged, key=lambda path: len(judged[path]))  # one whose judge is known, if there is any
     for path, settings in judged.items():
         differing = [name for name in differing_names(judged[first], settings) if name in settings]
         if differing:
@@ -44,24 +44,29 @@ def check_same_judge(files: dict[str, Scores]) -> None:
             pairs = "; ".join(f"{name} {value}, not {first_value}" for name, (value, first_value) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"
-                "  these scores are not comparable: judge both alike, or keep them apart"
+                "  these scores are not comparable: judge both in the same way, or do not compare them"
             )
 
 
 def _judge_settings(path: str) -> dict[str, Any]:
-    """Return a judge's settings, None for one that its server refused; empty if unknown."""
+    """Return the settings of a file's judge, None for a parameter that its server refused; empty if unknown."""
     if (manifest := manifest_of(path)) is None:
         return {}
     settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
-    for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
+    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if the requested model gave all verdicts
+    for name, (num_without, num_verdicts) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
-            settings[name] = None if without == outputs else f"{settings[name]}, but refused for {without} of {outputs}"
+            refused = f"{settings[name]}, but refused for {num_without} of {num_verdicts} verdicts"
+            settings[name] = None if num_without == num_verdicts else refused
     return settings
 
 
-def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
-    """Raise UserError if judges saw different questions under the same id, as from two datasets."""
+def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:
+    """Raise UserError if judges saw different questions under the same id, as from two datasets.
+
+    Args:
+        questions: entries of score files, each with the paths of the files that it may be from.
+    """
     seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
@@ -73,5 +78,6 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
     if others is not None:
         raise UserError(
             f"{few(others[0])}: has other questions than {few(others[1])} under the same ids: {first_five(differing)}\n"
-            "  question or shown text differs (another commit of the dataset?); judge both on the same dataset"
+            "  the question or what the judge sees with it differs (another commit of the dataset?); judge both on the "
+            "same dataset"
         )

@@ -198,7 +198,9 @@ def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:
     UserError if the study has other responses or no verdicts, or if a verdict is not 0, 1 or 2.
     """
     if results.key["ask"] != "verdicts":
-        raise UserError(f"--score_addr: the study asks for {results.key['ask']}; only verdicts compare with a judge's")
+        raise UserError(
+            f"--score_addr: the study has --ask {results.key['ask']}; a judge is compared only with --ask verdicts"
+        )
     scores, rated = read_scores(path), results.key["systems"][0]["responses"]
     if settings_of(path).get("responses") not in (None, *rated):
         raise UserError(f"{path}: has scores of other responses than the study's; judge the ones that were rated")

@@ -102,8 +102,9 @@ def execute(training: Training) -> int:
     args, settings = training.args, training.settings
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
         raise UserError(
-            f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, steps: "
-            f"{args.max_steps}, of warm-up: {args.warmup_steps}\n  give a higher rate, less warm-up or more steps"
+            f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, "
+            f"{counted(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
+            "  give a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
         describe(training, check_run(args, settings))
@@ -176,10 +177,14 @@ def check_settings(args: Namespace) -> None:
             model.config.save_pretrained(folder)
         for name in ("pad_token_id", "decoder_start_token_id"):
             if getattr(model.config, name, None) is None:
-                raise UserError(f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy")
+                raise UserError(
+                    f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy of the model"
+                )
         path = model_file(addr, "generation_config.json", args.cache_dir)
         with blaming(
-            lambda: f"{addr}: its generation_config.json is invalid and cannot be saved; correct it in a copy"
+            lambda: (
+                f"{addr}: its generation_config.json is invalid and cannot be saved; correct it in a copy of the model"
+            )
         ):
             (GenerationConfig.from_pretrained(path.parent) if path else model.generation_config).save_pretrained(folder)
 

@@ -1,6 +1,6 @@
-"""The trainings' loop: transformers' Trainer on the targets alone, evaluated by scoring the model's texts.
+"""The training loop: transformers' Trainer with a loss on the targets only, evaluated by scores of generated texts.
 
-It imports torch, transformers and peft, so commands import it only after all checks.
+This module imports torch, transformers and peft, so commands import it only after all checks.
 """
 
 import random
@@ -60,7 +60,7 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
 
 
 def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attention: str) -> Any:
-    """Load a causal model with a new adapter, or with the adapter that a round starts from."""
+    """Load a causal model with a new adapter, or with the one that a round of training starts from."""
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     if args.gradient_checkpointing:  # it needs inputs with gradients, and the embeddings are frozen
         model.enable_input_require_grads()
@@ -73,12 +73,12 @@ def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attentio
 def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]:
     """Return the TrainingArguments that all trainings share, from their flags."""
     args, evaluates = training.args, bool(training.validation)
-    same = (
+    same_name = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
     )
     return {
-        **{name: getattr(args, name) for name in same.split()},
+        **{name: getattr(args, name) for name in same_name.split()},
         "optim": "adamw_torch",
         "lr_scheduler_type": vars(args).get("schedule", "linear"),
         "max_grad_norm": MAX_GRADIENT_NORM,
@@ -98,13 +98,14 @@ def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]
 
 
 class TextTrainer(Resumable, Trainer):
-    """Trainer with a loss on the targets only, evaluated by the score of the model's texts.
+    """Trainer with a loss on the targets only, evaluated by the score of the texts that the model writes.
 
     Subclasses define how a batch is made (`collate`), its loss (`summed_loss`), and how texts are written
     (`write_all`).
     """
 
-    # Whether `compute_loss` returns a share of the step's loss, which Trainer must not divide by the step's batches.
+    # Whether `compute_loss` returns a batch's share of its step's loss: Trainer must then not divide it by the number
+    # of batches per step.
     returns_share = True
 
     def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
@@ -123,14 +124,14 @@ class TextTrainer(Resumable, Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Return a batch's share of the step's mean cross-entropy (nats) over all its target tokens."""
-        # The number of targets is that of all processes, but the gradients are averaged over processes.
+        # Trainer counts the target tokens of all processes, but gradients are averaged over processes.
         return self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
 
     def figures(self) -> dict[str, float]:
         return self._training.score(self.write_texts(self._training.validation))
 
     def write_texts(self, examples: list[Example]) -> Texts:
-        """Return what the model writes for these examples, by all processes together."""
+        """Return what the model writes for these examples, which all processes share."""
         mine = {
             example.record["id"]: (self._chat.tokenizer.decode(ids, skip_special_tokens=True), is_cut)
             for example, ids, is_cut in self.write_all(self._share(examples))
@@ -170,12 +171,12 @@ class CausalTrainer(TextTrainer):
                 yield example, *write_reply(self.model, self._chat, example.prompt, self.most_tokens(example))
 
     def most_tokens(self, example: Example) -> int:
-        """Return the limit of an evaluation's text."""
+        """Return the maximum number of tokens that an evaluation generates for this example."""
         return self._training.args.max_target_length
 
 
 class PlannerTrainer(CausalTrainer):
-    """Evaluates the loss over target tokens, and the plans for a sample of the questions; logs the tokens' accuracy."""
+    """Evaluates the loss on all targets, and generated plans on a sample of the questions; logs the token accuracy."""
 
     length_flag = "--max_seq_length"
 
@@ -183,7 +184,8 @@ class PlannerTrainer(CausalTrainer):
         super().__init__(training, *others)
         number = min(training.args.eval_generate, len(training.validation))
         self._sample = random.Random(training.args.seed).sample(training.validation, number)
-        self._right: list[torch.Tensor] = []  # of each batch since the last log: right and all target tokens
+        # For each batch since the last log, how many target tokens were predicted right, and how many there were.
+        self._token_counts: list[torch.Tensor] = []
 
     def counts(self) -> str:
         return f"questions: {len(self._training.validation)}, plans: {len(self._sample)}"
@@ -197,15 +199,15 @@ class PlannerTrainer(CausalTrainer):
 
     def summed_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss, num_right = target_loss(model, **inputs)
-        self._right.append(torch.stack([num_right, (inputs["labels"][:, 1:] != NO_LOSS).sum()]))
+        self._token_counts.append(torch.stack([num_right, (inputs["labels"][:, 1:] != NO_LOSS).sum()]))
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            counts = self.accelerator.reduce(torch.stack(self._right), "sum").tolist()
+            counts = self.accelerator.reduce(torch.stack(self._token_counts), "sum").tolist()
             shares = [num_right / num_targets for num_right, num_targets in counts]
             logs["mean_token_accuracy"] = sum(shares) / len(shares)
-            self._right = []
+            self._token_counts = []
         super().log(logs, start_time)
 
     @torch.no_grad()
