@@ -94,7 +94,7 @@ def combined(response_addr: str, score_addr: str, weights: dict[str, float], ter
         rows.append({"score": entry["score"]} | {name: term(entry["id"], response) for name, term in terms.items()})
         rewards[entry["id"]] = sum(weights[name] * value for name, value in rows[-1].items())
     if not rows:
-        raise UserError(f"{score_addr}: no response has a score")
+        raise UserError(f"{score_addr}: no response has a score; judge the responses again")
     means = {name: fmean(row[name] for row in rows) for name in rows[0]}
     return {"reward": sum(weights[name] * mean for name, mean in means.items()), "means": means, "rewards": rewards}
 
@@ -105,7 +105,7 @@ def terms_of(args: cli.Arguments) -> dict[str, Term]:
 
     def contrast(question_id: str, response: dict[str, Any]) -> float:
         if question_id not in others:
-            raise UserError(f"{args.contrast_addr}: has no response to {question_id}")
+            raise UserError(f"{args.contrast_addr}: has no response to {question_id}; give responses to all questions")
         return rouge(others[question_id][0]["output"] or "", response["output"] or "", "rougeL")
 
     def length(_: str, response: dict[str, Any]) -> float:

@@ -64,8 +64,8 @@ def build_parser() -> cli.FlagParser:
         help="a row: its name, then the score files of the first and the second system, or one pairwise score file; "
         "repeat for more rows; files with the same name are pooled")
     add("--preferred", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="a judge on pairs of responses: its name, then the score files of the chosen and of the rejected ones, or "
-        "one pairwise score file; repeated and pooled like --evaluator")
+        help="a judge to test on pairs of a chosen and a rejected response: its name, then the score files of the "
+        "chosen and of the rejected ones, or one pairwise score file; repeated and pooled like --evaluator")
     add("--systems", nargs="+", action="append", metavar=("NAME", "FILE"),
         help=f"a judge that ranks systems: its name, then a score file for each of {LEAST_SYSTEMS} or more systems, in "
         "the same order for all judges; repeated and pooled like --evaluator")

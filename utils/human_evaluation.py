@@ -59,8 +59,8 @@ def build_parser() -> cli.FlagParser:
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a system: its name, then its response files; give it twice for pairs, once with one file for verdicts")
     add("--show", choices=SHOWN, default="details",
-        help="pairs: what raters see of a question: only its text, also the details that the scorer sees, such as the "
-        "narrative, or these and its aspects (%(default)s)")
+        help="pairs: what raters see: only the question, also the details that the scorer sees, or these and the "
+        "aspects too (%(default)s)")
     add("--draw", type=cli.positive_int, default=100, metavar="N",
         help="number of questions to draw, in proportion to each category's size (%(default)s)")
     add("--raters", nargs="+", metavar="NAME", help="names of the raters (default: rater_1 and rater_2)")

@@ -157,7 +157,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
         titles = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
             judged = f"{where}: question {quote(entry['id'])}"
-            raise UserError(f"{judged} was judged by other aspects than those in its dataset")
+            raise UserError(f"{judged} was judged by other aspects than those in --inputs_addr; give its dataset there")
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

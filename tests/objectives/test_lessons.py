@@ -342,7 +342,7 @@ def test_the_best_model_is_linked(tmp_path, select):
     printed = select("one", "two", "three")
     assert os.readlink(tmp_path / "best") == "two"  # the first of equal ones
     assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in printed
-    assert "3 of 3 questions with a score in every file; a tie of 2 models, of which the first is taken\n" in printed
+    assert "3 of 3 questions with a score in every file; a tie of 2 models, and the first is taken\n" in printed
     select("one", "three")
     assert os.readlink(tmp_path / "best") == "three"
     with pytest.raises(UserError, match=r"other\.json: has scores of other questions than"):

@@ -69,8 +69,9 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--enforce_eager", action="store_true",
         help="do not use CUDA graphs: starts sooner, runs slower (off; always on for a CPU)")
     add("--reasoning_parser", metavar="NAME",
-        help="vLLM's reasoning parser, or `none`; with --openai, only deepseek_r1, for texts that begin inside a "
-        "thought (default: detected from the chat template, or with --openai from tags in the text)")
+        help="vLLM's reasoning parser, or `none`; with --openai only deepseek_r1, for texts with a thought at "
+        "the beginning but no opening tag (default: detected from the chat template, or with --openai from tags in the "
+        "text)")
 
     group = parser.add_argument_group("API")
     add = group.add_argument

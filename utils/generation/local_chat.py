@@ -297,7 +297,8 @@ class LocalChat(Counting):
     def render_reply(self, text: str) -> array:
         """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
         if self.end_of_turn is None:
-            raise UserError(f"{self._template} ends no turn, and its tokenizer_config.json has no eos_token")
+            problem = "ends no turn, and its tokenizer_config.json has no eos_token"
+            raise UserError(f"{self._template} {problem}; use another model")
         return self._checked([*self.render_option(text), self.end_of_turn])
 
     def render_option(self, text: str) -> array:

@@ -85,7 +85,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
 
 def _thoughts_of_api(model: str, parser_flag: str | None, effort: str | None) -> Thoughts:
     if parser_flag not in (None, TAGS):
-        meant = f"with --openai the only parser is {TAGS}, for texts that begin inside a thought"
+        meant = f"with --openai the only parser is {TAGS}, for texts that begin with a thought without an opening tag"
         remedy = "leave it out: other thoughts are recognized by their tags"
         raise UserError(f"--reasoning_parser {parser_flag}: {meant}\n  {remedy}")
     thinks = parser_flag == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
