@@ -24,14 +24,14 @@ FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
 Entry = dict[str, Any]
 
 
-class Told(NamedTuple):
+class EventFacts(NamedTuple):
     """The facts behind the questions about one event."""
 
     chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
     mentioned: list[Entry]  # the part of the chain that the conversations mention, newest first
     lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date, the period and turns of its section
-    course: list[Entry]  # the oldest event told and the changes of liking since, oldest first
-    has_turned: bool  # whether the newest two events told differ in liking the thing
+    course: list[Entry]  # the oldest mentioned event and the changes of liking since, oldest first
+    has_turned: bool  # whether the newest two mentioned events differ in liking the thing
 
     @property
     def about(self) -> Entry:
@@ -44,8 +44,8 @@ class Told(NamedTuple):
         return {"period": self.lines[event["date"]][0], "event": event["date"]}
 
 
-def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
-    """Return the events of these periods that have a section, in order."""
+def facts_of_events(topic: Mapping[str, Any], periods: Sequence[str]) -> list[EventFacts]:
+    """Return the facts about each event of these periods that has a section, in order."""
     events = {event["date"]: event for period in topic["periods"].values() for event in period["events"]}
     lines = {section["event"]: (name, section["turns"]) for name, period in topic["periods"].items()
              for section in period["sections"] if section["event"]}  # fmt: skip
@@ -58,7 +58,7 @@ def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
         mentioned = [event for event in chain if event["date"] in lines]
         turns = [after for before, after in pairwise(mentioned[::-1]) if after["is_liked"] != before["is_liked"]]
         has_turned = len(mentioned) > 1 and mentioned[0]["is_liked"] != mentioned[1]["is_liked"]
-        facts.append(Told(chain, mentioned, lines, [mentioned[-1], *turns], has_turned))
+        facts.append(EventFacts(chain, mentioned, lines, [mentioned[-1], *turns], has_turned))
     return facts
 
 
@@ -66,12 +66,12 @@ async def make_questions(asking: Asking, record: Mapping[str, Any]) -> list[Entr
     """Return all questions about a topic's conversations in the wanted periods."""
     topic, drawn = record["made_from"], record["drawn"]
     asking.values |= {"card": topic["card"], "who": f"{drawn['gender']} and {drawn['ethnicity']}"}
-    events = events_told(topic, record["periods"])
+    events = facts_of_events(topic, record["periods"])
     made = await asyncio.gather(*(_on_event(asking, topic, facts) for facts in events))
     return [entry for entries in made for entry in entries]
 
 
-async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> list[Entry]:
+async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: EventFacts) -> list[Entry]:
     """Return the questions about one event, in the order of the paper's types."""
     event, newest = facts.chain[0], facts.mentioned[0]
     thing, period, is_update = event["thing"], facts.place(event)["period"], event["changes"] is not None
@@ -91,7 +91,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: Told) -> li
     async def make(
         type_: str, name: str, is_line: bool = False, at_end: bool = False, hint: str | None = None
     ) -> Entry | None:
-        """Return a question of this type, asked as the newest user line told if `is_line`; None if unusable."""
+        """Return a question of this type, with `is_line` the user's line about the newest event; None if unusable."""
         place = None if at_end or len(facts.mentioned) == 1 else facts.place(newest)
         if place is None and period in changed_in:
             asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
@@ -138,7 +138,7 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
     return [None if letter is None else order[LETTERS.index(letter)] == 0 for letter, order in tries]
 
 
-def _values(asking: Asking, facts: Told, topic: Mapping[str, Any]) -> dict[str, str]:
+def _values(asking: Asking, facts: EventFacts, topic: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for the prompts about an event."""
     event, about, newest = facts.chain[0], facts.about, facts.mentioned[0]
     # Only lines said before the question: a later one would be a new idea there, and thus a right answer.
