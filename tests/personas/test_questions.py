@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.personas.questions import _values, events_told
+from utils.personas.questions import _values, facts_of_events
 
 # Date, whether it is liked, and which event it changes; all about one thing.
 EVENTS = [("01", True, None), ("02", False, "01"), ("03", False, None), ("04", True, "03")]
@@ -40,7 +40,7 @@ def topic_of(told):
 
 def about(told=None):
     topic = topic_of(told)
-    [its] = [one for one in events_told(topic, ["next_week"]) if one.chain[0]["date"] == "04"]
+    [its] = [one for one in facts_of_events(topic, ["next_week"]) if one.chain[0]["date"] == "04"]
     asking = SimpleNamespace(random=lambda what: random.Random(what))
     return its, _values(asking, its, topic)
 

@@ -165,7 +165,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
     return problems
 
 
-# Told by --dry_run
+# What --dry_run prints
 
 
 def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
