@@ -459,7 +459,7 @@ ID_DAMAGES = [
     ("evaluate", "responses.json", {"q1": MISSING}, "some questions have no response"),
     ("evaluate", "responses.json", {"q2": [{"output": "a"}]}, "its ids do not match the dataset"),
     ("show", "responses.json", {"q1": MISSING}, "scores.json: id 'q1' is missing from the dataset or the responses"),
-    ("planpers", "plans.json", {"q1": MISSING}, "lacks 1 of the 2 plans of this run: 'q1'"),
+    ("planpers", "plans.json", {"q1": MISSING}, "lacks 1 of 2 plans of this run: 'q1'"),
     ("compare", "humans.json", {"q0": MISSING, "q1": MISSING}, "has no question in common with --evaluator "),
 ]
 
