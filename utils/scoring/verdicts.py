@@ -48,7 +48,7 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
     Returns:
         value: the expectation over `probabilities`.
         probabilities: by verdict, scaled to sum to 1.
-        entropy: of `probabilities`, in bits: 0 for a judge that is sure, log2 of their number if all are equal.
+        entropy: of `probabilities`, in bits: 0 if one is 1; if all are equal, log2 of their number.
         outside: the probability of any other text, 0 to 1.
     """
     most = max(log_probs.values())
@@ -67,9 +67,9 @@ def average(verdicts: Sequence[Verdict]) -> Verdict:
     """Merge several verdicts of a judge on the same thing into one; return a missing answer's verdict unchanged.
 
     Returns:
-        value: the mean of the verdicts that are not missing; None if all are.
-        drawn: all values, None for missing ones.
-        spread: the sample standard deviation of those not missing; None for fewer than two.
+        value: the mean of the verdicts that are not missing; None if all are missing.
+        drawn: all verdicts' values, None for a missing one.
+        spread: the sample standard deviation of the verdicts that are not missing; None for fewer than two.
     """
     if not is_answered(verdicts[0]):
         return verdicts[0]
@@ -88,12 +88,12 @@ def summarize_probability(per_question: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Return figures for the head of a score file with `count` verdicts on each thing.
+    """Return figures for the head of a score file with `count` verdicts on each response or part.
 
     Returns:
         num_verdicts: `count`.
         num_missing_verdicts: how many verdicts the judge failed to give.
-        mean_spread: the mean over the things with at least two verdicts.
+        mean_spread: the mean `spread` over the responses or parts with at least two verdicts.
         krippendorff_alpha_interval: the judge's agreement with itself, as Krippendorff's alpha for interval data.
     """
     drawn = [detail for detail in _details(per_question) if "drawn" in detail]

@@ -14,7 +14,7 @@ from utils.files.manifest import read_manifest, settings_of
 from utils.records.scores import read_scores
 from utils.tables.rating_study import SCALES, slots_of
 
-Pair = tuple[int, int | None]  # the raters' verdict and the judge's, None if it has none
+Pair = tuple[int, int | None]  # the raters' verdict, and the judge's or None
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
 
 
@@ -50,7 +50,7 @@ class Rating:
     scale: str
     about: str  # the aspect's title, or the question
     swapped: bool  # whether the second system's answer is shown first
-    said: dict[str, Decision | None]  # by rater, in the order of the study
+    said: dict[str, Decision | None]  # by rater, in the order of the study; None if undecided
 
     @property
     def values(self) -> dict[str, int]:

@@ -110,7 +110,7 @@ class Recorder(TrainerCallback):
     """Writes the run's files and shows its progress, in the first process only.
 
     training_log.jsonl has one line of figures per step and evaluation; a resumed run rewrites it from its checkpoint's
-    log. A checkpoint without manifest.json is incomplete.
+    log. A checkpoint is complete once it has a manifest.json.
     """
 
     def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection, accelerator: Any):
@@ -166,7 +166,7 @@ class Recorder(TrainerCallback):
             control.should_save = True
 
     def _in_any_process(self, is_so: bool) -> bool:
-        """Return whether it is so in any process; all processes must call this, and wait for each other here."""
+        """Return whether `is_so` is True in any process; all processes must call this, and wait for each other here."""
         if self._accelerator.num_processes == 1:
             return is_so
         return self._accelerator.reduce(torch.tensor(int(is_so), device=self._accelerator.device), "sum").item() > 0
@@ -192,7 +192,7 @@ class Recorder(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Complete a checkpoint, whose parts each process has written; then leave if any process got a signal.
+        """Complete a checkpoint once all processes have written their parts; then leave if any process got a signal.
 
         All processes leave at the same point, because saving needs all of them.
         """
@@ -234,7 +234,7 @@ class Recorder(TrainerCallback):
         write_atomically(folder / "trainer_state.json", json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
 
     def best(self, state: Any) -> dict[str, Any]:
-        """Return step and figure of the best evaluated checkpoint that is not interim; None without one."""
+        """Return step and figure of the best evaluated checkpoint that is not interim; both None if there is none."""
         figures = {
             step: figure
             for step, figure in self._evaluations(state).items()
