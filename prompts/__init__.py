@@ -53,7 +53,7 @@ class History:
     ids: Sequence[str] = ()
 
     def first(self, number: int) -> Messages:
-        """Return the turns of the first `number` items, with the fixed ones."""
+        """Return the turns of the first `number` items, and the fixed turns, in the prompt's order."""
         kept = sorted([*self.fixed, *(place for item in self.items[:number] for place in item)])
         return [self.messages[place] for place in kept]
 
@@ -107,7 +107,7 @@ def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
-    """Read a prompt from `prompts_dir` if it has a file of this name, otherwise the shipped one.
+    """Read a prompt from `prompts_dir` if that folder has a file of this name, otherwise the shipped prompt.
 
     Args:
         name: path of the shipped file without .txt, absolute or relative to this folder.

@@ -46,7 +46,7 @@ class Encoder:
 
     model: Any
     tokenizer: Any
-    max_length: int  # tokens at which texts are cut, including special ones
+    max_length: int  # tokens at which texts are cut, including special tokens
     replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; batches are distributed over all
     pooling: Pooling = MEAN
 
@@ -80,7 +80,7 @@ def load_encoder(
     import transformers
 
     if logging.getLogger().level >= logging.WARNING:
-        transformers.logging.set_verbosity_error()  # else it warns of a missing pooler, which is not used here
+        transformers.logging.set_verbosity_error()  # or it would warn of a missing pooler, which is not used here
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
@@ -98,7 +98,7 @@ def load_encoder(
                 "use a model with safetensors"
             ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # else left random
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # or they stay random
     model.eval()
     # Such a model fits any GPU that others don't use.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or exclude it with CUDA_VISIBLE_DEVICES"):
@@ -150,7 +150,7 @@ def most_tokens(config: Any) -> int | None:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Return the devices of the model and its replicas; UserError if a requested one is missing or unusable."""
+    """Return the devices of the model and its replicas; UserError if a requested GPU is missing or unusable."""
     import torch
 
     if device != "cpu" and has_gpu():

@@ -107,7 +107,7 @@ def user_of(task: Task, record: Record) -> tuple[str, str]:
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw for each question the number of another user's: a cycle over all, redrawn where the user is the same.
+    """Draw for each question the number of another user's question: a cycle over all, redrawn if the user is the same.
 
     Args:
         users: each question's user; at least two differ.

@@ -72,7 +72,7 @@ class Searched:
         return hashlib.sha256(json.dumps(self.texts).encode())
 
     def key(self, query: str) -> str:
-        """Return the store's key of the order of this profile for a query."""
+        """Return the store's key for the order of this profile's items by a query."""
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())
         return digest.hexdigest()[:KEY_DIGITS]
@@ -207,7 +207,7 @@ class Search:
         return rank_by_embedding(embeddings, row_of[texts[0]], [row_of[text] for text in texts[1:]])
 
     async def _embed(self, texts: Collection[str]) -> "dict[str, np.ndarray]":
-        """Return the usable embeddings (D,) by text; texts that lack one are embedded with those of other searches."""
+        """Return usable embeddings (D,) by text; texts without a kept one are embedded with those of other searches."""
         rows = self._kept.find(texts)
         lacking = [text for text in texts if text not in rows]
         if not lacking:

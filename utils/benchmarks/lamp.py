@@ -24,7 +24,7 @@ TAGS = (
     "fantasy", "romance", "thought-provoking", "social commentary", "violence", "true story",
 )  # fmt: skip
 
-# Where public code fetches LaMP (not verified here): a folder per task, and inside `time` one for its time-based split.
+# Where public code fetches LaMP (not verified here): a folder per task, and in `time` the folders of time-based splits.
 # LaMP-2's plain folder has the news categories, and LaMP-6 has message ids instead of texts.
 SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
 FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}

@@ -66,13 +66,13 @@ class Metric:
     # Returns the score for an entry's details, within `limits`; None if a verdict is missing, which counts as 0 if the
     # second argument is True. ValueError if the details are not this metric's. None: the metric compares systems.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    # The parts of the rubric, with a verdict each and "" for missing texts; None: one verdict on the whole response.
+    # Returns the rubric's parts, "" for missing texts; each part gets a verdict. None: whole responses get a verdict.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # verdicts per question, if there are no `parts`
     num_samples: int = 1  # verdicts per part, which are averaged
     by_probability: bool = False  # a verdict is the expected value over the judge's scale
     num_systems: int = 1  # response files that it compares
-    # The ways of asking (`Task.ways`, None for the usual one) whose responses it scores; empty: all.
+    # The ways of asking (`Task.ways`, None for the usual way) whose responses the metric scores; empty: all ways.
     ways: tuple[str | None, ...] = ()
     judge: Judge | None = None  # gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict

@@ -64,9 +64,9 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """Return a system's answers in the form of LaMP's right ones, `{"task", "golds": [{"id", "output"}]}`.
+    """Return a system's answers in the form of LaMP's right answers, `{"task", "golds": [{"id", "output"}]}`.
 
-    An answer selected by its score keeps sample number and score, as in a response file.
+    An answer selected by its score keeps its sample number and score, as in a response file.
     """
     firsts = {record["id"]: responses[record["id"]] for record in records}
     golds = [{"id": key, "output": first["output"], **selection_of(first)} for key, first in firsts.items()]

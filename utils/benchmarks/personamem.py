@@ -233,7 +233,7 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def same_as_right(record: Record) -> set[str]:
-    """Return the letters of the options that have the right option's text, itself included; empty without options."""
+    """Return the letters of all options with the right option's text, its own included; empty without options."""
     texts = dict(zip(LETTERS, (text.split() for text in record.get("options", ())), strict=False))
     return {letter for letter, text in texts.items() if text == texts[record["target"]]}
 

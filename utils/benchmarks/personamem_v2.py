@@ -65,7 +65,7 @@ class LinkedHistories(OnHub):
     """
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Find the table, in any folder; UserError unless there is exactly one."""
+        """Find the table, in any folder; UserError unless exactly one file has its name."""
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == self.folder]
         tables = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(tables) != 1:

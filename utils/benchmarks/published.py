@@ -16,7 +16,7 @@ AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be pub
 
 
 class Originals(NamedTuple):
-    """The files that one of our files is made from, by their paths at the source."""
+    """The paths, at the source, of the files that one of our files is made from."""
 
     questions: list[str]
     outputs: str | None = None  # the right answers, if they have their own file
@@ -50,7 +50,7 @@ class OnHub(Published):
 
 
 class Pairs(OnHub):
-    """Configs on the hub, one per entry of `questions`; each becomes a dataset `<entry>_test` with two responses."""
+    """Configs on the hub, one per entry of `questions`; each is a dataset `<entry>_test` with two responses per row."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of the test split of the config `split`; UserError if the source has none."""
@@ -76,7 +76,7 @@ class SharedContexts(OnHub):
 
 
 class OnServer(Published):
-    """A folder on a web server, with a file of questions and one of right answers per split.
+    """A folder on a web server, with a file of questions and a file of right answers per split.
 
     The test set's answers are withheld, but a local folder may have the emails' answers, which come from the corpus.
     """

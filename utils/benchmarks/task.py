@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Variant:
-    """Another form of a question: values for the prompt, a parser of the answer, and fields to store with that."""
+    """Another form of a question: values for the prompt, a parser of the answer, and the answer's further fields."""
 
     values: dict[str, str]
     parse: Parser
@@ -121,7 +121,7 @@ class Task:
     # Returns (name, text) pairs; only the scorer may see these texts, so a profile must not contain them. The record
     # may be unchecked.
     hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
-    annotations: tuple[str, ...] = ()  # fields besides those of the metrics that no system may see
+    annotations: tuple[str, ...] = ()  # fields that no system may see, besides the metrics' fields
 
     # Asking
     # The texts of a record that a prompt may show besides profile and plan; never those that only the scorer may see.
@@ -132,7 +132,7 @@ class Task:
     join: Callable[[list[str]], str] = join_posts
     trimmed: str | None = None  # the text field of an item that --trim_items cuts; None: items are whole or left out
     # Returns a history that is a conversation, from a record, the number of best items (None without --rag), and
-    # `arrange`. None: items are texts in one message, which has none without --rag.
+    # `arrange`. None: items are texts in one message, and a prompt without --rag has no items.
     history: Callable[[Record, int | None, Arrange], History] | None = None
     # The share of such a history before the place that the question is about; None if unknown.
     evidence_position: Callable[[Record], float | None] = lambda record: None
@@ -155,12 +155,12 @@ class Task:
 
     # Showing
     benchmark: str | None = None  # tasks of one group with the same value may share a table; None: never shared
-    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # words for one, several, and a part
+    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # for one group, several, and a part of one
     group_field: str = "group"  # the text field that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
     has_own_groups: bool = False  # `groups` come from the data, not the benchmark; tables then have the column `ALL`
-    # Other divisions of the questions, for --by: the values of each in order; empty if any value is possible.
+    # Other divisions of the questions, for --by: each division's values in order; empty if any value is possible.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
 

@@ -139,7 +139,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
             continue
         where = f"{args.target_addr}: id {quote(record['id'])}"
         values = task.values(record)
-        for name in prompt.placeholders - values.keys() - {"profile"}:  # notes, or else the record's own fields
+        for name in prompt.placeholders - values.keys() - {"profile"}:  # from notes, or the record's own fields
             values[name] = _note(response, name, where, record.get(name))
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
         is_cut = any(text.get("truncated") for text in (response, worse or {}))
@@ -213,7 +213,7 @@ def choose_prompt(args: Namespace, task: Task) -> Prompt:
 
 
 def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
-    """Return the teacher's prompt, if the objective has one."""
+    """Return the teacher's prompt; None if the objective has no teacher."""
     if args.objective != "distill":
         return None
     if "teacher" not in task.prompts or task.private_notes is None:

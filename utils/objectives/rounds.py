@@ -106,7 +106,7 @@ def read_responses_to(records: list[Record], path: str, task: Task | None = None
 
 
 def note_other_model(args: Namespace, identity: str) -> None:
-    """Print a note if another model made the calls to learn from, because ratios are to the trained model's start."""
+    """Print a note if another model made the calls to learn from: ratios assume samples of the trained model itself."""
     made = noted_settings(args.trace_addr.removesuffix(TRACE))
     sampled = (made.get("models") or {}).get(args.role) or made.get("planner" if args.role == "planner" else "model")
     if sampled not in (None, identity) and is_first_process():

@@ -138,7 +138,7 @@ class ScoreTrainer(CausalTrainer):
                 module.p = 0.0
 
     def learn(self, *run: Any) -> dict[str, Any]:
-        # The weights are still those before the first step: a checkpoint is read later.
+        # Here the weights are still those before the first step, because a checkpoint is read later.
         self.train_dataset = list(zip(self._training.examples, self.log_probs(), strict=True))
         return super().learn(*run)
 

@@ -158,7 +158,7 @@ def match_responses(
     dataset_ids: Iterable[str],
     allow_partial: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return those of `questions` that have a response.
+    """Return the questions that have a response.
 
     UserError if a question has no response, a response's id is not in the dataset, or a response is to another
     question with the same id; the error names the first five and the remedy. With `allow_partial`, questions may lack a

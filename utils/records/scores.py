@@ -98,7 +98,7 @@ def metric_behind(scores: Scores) -> Metric:
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """Return the strategy of a file that `read_scores` returned, and how verdicts were obtained if it is unusual."""
+    """Return the strategy of a file that `read_scores` returned, and the way of its verdicts if that is unusual."""
     name, metric = metric_of(tasks()[scores["task"]], scores)
     if "verdicts" in scores:
         return f"{name}, {scores['verdicts']}"

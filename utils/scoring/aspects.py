@@ -24,7 +24,7 @@ def question_score(
         The score; None if an aspect has no verdict and `unscored_as_zero` is False.
 
     Raises:
-        ValueError: no aspects, or a score that is not None, 0, 1 or 2; with `between`, not None or from 0 to 2.
+        ValueError: no aspects, or a score that is not None, 0, 1 or 2 (with `between`: None or from 0 to 2).
     """
     if not aspect_scores:
         raise ValueError("a question without aspects has no score")

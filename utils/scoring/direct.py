@@ -14,7 +14,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the level in an entry's details, None if missing; ValueError if they do not hold exactly one level."""
+    """Return the level in an entry's details, None if missing; ValueError if the details are not exactly one level."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one level of direct scoring")
     level = details[0].get("score")

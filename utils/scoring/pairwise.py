@@ -56,7 +56,7 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     Returns:
         wins, ties, losses: the numbers of questions with each of the first system's results.
         position_swap_rate: of the questions with verdicts in both orders, the share where the preference flips with
-            the order, 0 to 1. A judge cannot call a tie, so flips are its ties. None without questions with verdicts.
+            the order, 0 to 1. A judge cannot call a tie, so flips are its ties. None without such questions.
         num_questions, num_scored_questions: all questions, and those with a result.
         num_unanswered: per system, the questions that it did not answer.
         num_unscored: the missing verdicts, at most two per question.

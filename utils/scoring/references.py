@@ -35,7 +35,7 @@ def read_rating(response: str | None) -> float | None:
 
 
 def rating_error(reference: float, rating: float | None) -> float:
-    """Return a rating's distance from the reference; an unreadable one is as far off as the scale allows.
+    """Return a rating's distance from the reference; an unreadable rating is as far off as the scale allows.
 
     LaMP accepts NaN and infinities as numbers, which makes the mean useless; here they count as unreadable.
     """

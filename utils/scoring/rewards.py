@@ -17,7 +17,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], _: bool = False) -> float | None:
-    """Return the reward in an entry's details, None if missing; ValueError if they do not hold exactly one number."""
+    """Return the reward in an entry's details, None if missing; ValueError if the details are not exactly one."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one reward")
     reward = details[0].get("score")

@@ -1,4 +1,4 @@
-"""Verdicts of a metric on a response, missing ones, and the judge's uncertainty. Pure.
+"""Verdicts of a metric on a response, missing verdicts, and the judge's uncertainty. Pure.
 
 A missing answer differs from a missing verdict. A question that the model did not answer scores 0 without asking the
 judge, and is counted as "unanswered". A missing verdict has the score None: its question is left out of the means, and
@@ -17,7 +17,7 @@ from utils.scoring.reliability import krippendorffs_alpha
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
 
-# Fields about a verdict's origin; those from "probabilities" on are set here.
+# Fields about a verdict's origin; this module sets the fields from "probabilities" to "spread".
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
           "num_contexts_used")  # fmt: skip
 NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
@@ -48,7 +48,7 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
     Returns:
         value: the expectation over `probabilities`.
         probabilities: by verdict, scaled to sum to 1.
-        entropy: of `probabilities`, in bits: 0 if one is 1; if all are equal, log2 of their number.
+        entropy: of `probabilities`, in bits: 0 if one of them is 1, log2 of their number if all are equal.
         outside: the probability of any other text, 0 to 1.
     """
     most = max(log_probs.values())
@@ -64,7 +64,7 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
 
 
 def average(verdicts: Sequence[Verdict]) -> Verdict:
-    """Merge several verdicts of a judge on the same thing into one; return a missing answer's verdict unchanged.
+    """Merge a judge's verdicts on one response or part into one verdict; return a missing answer's verdict unchanged.
 
     Returns:
         value: the mean of the verdicts that are not missing; None if all are missing.

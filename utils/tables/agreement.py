@@ -29,7 +29,7 @@ class Evaluator:
     strategy: str  # in words
     task: Task
     metric: Metric
-    files: list[list[str]] = field(default_factory=list)  # [first system's, second's] each, or [the pairwise one]
+    files: list[list[str]] = field(default_factory=list)  # each [first system's, second system's], or [pairwise file]
     # By question id, each system's entry in its score file ({} if the file lacks it), or the comparison's only entry.
     entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     # By question id, the first system's score minus the second's, or 1, 0 or -1 from a pairwise comparison. None if a
@@ -53,7 +53,7 @@ class Human:
     """Human raters' choices between two systems."""
 
     path: str
-    choices: dict[str, list[str]]  # by question id, one or more per question, each a key of `PREFERENCES`
+    choices: dict[str, list[str]]  # by question id, one or more keys of `PREFERENCES`
     # Per system, the SHA-256 of its response files that raters saw; empty if unknown.
     responses: list[list[str]]
     raters: list[str]  # names; empty if unknown

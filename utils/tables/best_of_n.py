@@ -47,7 +47,7 @@ def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], nu
 
 
 def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_better: bool = False) -> Curve:
-    """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files, one per sample.
+    """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in the same order.
 
     The best sample has the highest score in `chosen_by`, or the lowest if `lower_is_better`. The mean is over the means
     of groups. Intervals resample the questions of each group. Samples without a verdict of the judge are left out;

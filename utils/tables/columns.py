@@ -85,7 +85,7 @@ def points_of(system: System) -> dict[str, Point]:
 
 
 def point_of(system: System, strata: Strata) -> Point:
-    """Compute a column's score and its interval; only a single share gets `share_interval`, not an average of shares."""
+    """Compute a column's score and interval; only a single share gets `share_interval`, not an average of shares."""
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
@@ -111,7 +111,7 @@ def interval_words(system: System) -> str:
 
 @dataclass
 class Comparison:
-    """A system against a baseline in one column, over the questions that both have a score on; undefined is None."""
+    """A system against a baseline in one column, over the questions scored for both; undefined figures are None."""
 
     system: str
     baseline: str
@@ -121,14 +121,14 @@ class Comparison:
     pairing: tuple[int, int, int, int]
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
-    p_values: dict[str, float | None]  # by test, T_TEST or PERMUTATION, and corrected by its `holm_name`
+    p_values: dict[str, float | None]  # by test (T_TEST, PERMUTATION), corrected ones by its `holm_name`
     test: str = T_TEST  # the test that decides daggers
     interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
     effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
     flips: int | None = None  # sign flips in PERMUTATION, if all were tried
 
     def shown_p(self, test: str) -> float | None:
-        """Return the corrected p-value if there is one, else the uncorrected one."""
+        """Return the corrected p-value of the test, or the uncorrected p-value if none was corrected."""
         return self.p_values.get(holm_name(test), self.p_values[test])
 
     @property

@@ -1,4 +1,4 @@
-"""The groups of a table's questions: those of the task, categories of the user's own, and joined ones."""
+"""The groups of a table's questions: the task's groups, the user's own categories, and joined subgroups."""
 
 import argparse
 from collections.abc import Callable, Mapping

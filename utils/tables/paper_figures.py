@@ -61,7 +61,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class RankingPair:
-    """Two judges' names and mean scores of the systems, and Spearman's correlation of these with its 95% interval."""
+    """Two judges' names and mean scores of each system, and the scores' Spearman correlation with its 95% interval."""
 
     judges: tuple[str, str]
     means: tuple[list[float], list[float]]

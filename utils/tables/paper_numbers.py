@@ -15,7 +15,7 @@ Place = tuple[str, str]  # method and column
 
 @dataclass(frozen=True)
 class Paper:
-    """One of the paper's tables, for one model."""
+    """The numbers of one model in one of the paper's tables."""
 
     model: str
     title: str

@@ -54,7 +54,7 @@ class Rating:
 
     @property
     def values(self) -> dict[str, int]:
-        """Return the values by rater; for pairs, 1 is the first system, not the one shown first."""
+        """Return the values by rater; for pairs, 1 is the first system, which is not always the one shown first."""
         order = {1: 2, 2: 1} if self.swapped else {}
         return {
             rater: order.get(decision["value"], decision["value"])
@@ -129,7 +129,7 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
 
 
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
-    """Add a file's ratings of one question; UserError if they are impossible or contradict another file's."""
+    """Add a file's ratings of one question; UserError if a rating is impossible or contradicts another file."""
     question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
     if question_id not in results.key["raters"][rater]:

@@ -49,7 +49,7 @@ class Datasets:
 
 @dataclass
 class Side:
-    """What the report shows of one system, by question id."""
+    """What the report shows of one system; each dict is by question id, unless a comment says otherwise."""
 
     name: str
     scores: list[str] = field(default_factory=list)  # paths

@@ -210,7 +210,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
 
 
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
-    """Yield a note on comparisons that have too few questions for significance, for each least p that is possible."""
+    """Yield notes on comparisons with too few questions to be significant, one per least p that their flips allow."""
     by_least: dict[float, list[str]] = {}
     for comparison in comparisons:
         if comparison.p_values.get(PERMUTATION) is not None and comparison.flips and 2 / comparison.flips >= ALPHA:

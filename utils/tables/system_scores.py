@@ -25,7 +25,7 @@ MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row
 
 
 class System:
-    """A row's name and the content of its score files of one task and metric, by path; there may be no files."""
+    """A row's name, and the content, by path, of its score files of one task and metric; there may be no files."""
 
     def __init__(
         self, name: str, task: Task, metric_name: str, files: dict[str, Scores], among: Set[str] | None = None
@@ -100,7 +100,7 @@ class Board:
     metric_name: str
     systems: list[System]  # in the order of the table's rows
     rows: list[str]  # the names of all rows, also of systems without scores here
-    is_alone: bool = True  # columns are named after the task's groups if True, else after task and metric
+    is_alone: bool = True  # True: columns are named after the task's groups; False: after task and metric
 
     def __post_init__(self):
         self.metric, self.title = self.task.metrics[self.metric_name], self.task.scored_by(self.metric_name)

@@ -51,9 +51,9 @@ class Run:
     """A run's folder, as `open_run` found it."""
 
     folder: Path
-    checkpoint: Path | None  # the last complete one, to resume from; None to start from the beginning
+    checkpoint: Path | None  # the last complete checkpoint, to resume from; None: start from step 0
     lock: Lock | None  # held by the first of several processes; None in the others
-    replaced: list[Path]  # checkpoints of an earlier run, deleted when this one begins
+    replaced: list[Path]  # checkpoints of an earlier run, deleted when this run begins
 
     @property
     def begins_with_evaluation(self) -> bool:

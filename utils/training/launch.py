@@ -44,7 +44,7 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
-    """Add the run flags of every training; of these, only the seed and the prompts affect the result."""
+    """Add the flags that every training has for its run; only the seed and the prompts affect the result."""
     # fmt: off
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -130,7 +130,8 @@ def execute(training: Training) -> int:
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
-    # Otherwise the group's threads may abort a finished process. Not after an error: it might wait for other processes.
+    # Without this call, the group's threads may abort a finished process. After an error it is not made, because it
+    # might wait for other processes.
     processes.destroy_process_group()
     return 0
 
@@ -205,7 +206,7 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
-    """Describe how many of `what` a step learns from, and the paper's number if there is one and it differs."""
+    """Describe how many of `what` a step learns from, and the paper's number if it is known and differs."""
     size = effective_batch_size(args)
     return (
         f"effective batch size: {args.per_device_train_batch_size} per device "

@@ -48,7 +48,7 @@ class Stopper:
     def __init__(self) -> None:
         self.has_signal = False
         self.step = 0  # the last finished step
-        self.saved = 0  # the step of the checkpoint to resume from; 0 without one
+        self.saved = 0  # the step of the checkpoint to resume from; 0 without a checkpoint
         self._first = 0.0
         self._at_once = False
 
@@ -121,7 +121,7 @@ class Recorder(TrainerCallback):
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # else a resumed run would use the checkpoint's --save_steps
+        state.compute_steps(args, state.max_steps)  # otherwise a resumed run would use the checkpoint's --save_steps
         self.stopper.step = self.stopper.saved = state.global_step
         self._saved_at = time.monotonic()
         if not state.is_world_process_zero:

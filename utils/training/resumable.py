@@ -59,7 +59,7 @@ class Resumable:
     length_flag = "--max_input_length"  # shortens sequences
 
     def learn(self, recorder: Recorder, checkpoint: Path | None, description: str) -> dict[str, Any]:
-        """Train from the checkpoint, if any, up to --max_steps or until patience runs out.
+        """Train from the checkpoint, or from the start without one, up to --max_steps or until patience runs out.
 
         Args:
             description: a line on the device and the trained parameters, printed first.
