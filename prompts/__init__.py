@@ -1,13 +1,13 @@
 """Prompts: one text file per prompt, with a `[system]` and a `[user]` part; README.md says where they come from.
 
 Each benchmark has a folder of prompts, and a prompt's name includes the folder: `lampqa/rag`. The `{names}` in the
-shipped file are its placeholders, each exactly once; a user's own file must have the same ones.
+shipped file are its placeholders, each exactly once; a user's own file must have the same placeholders.
 
-If the user's history is a conversation, a line `[history]` before the `[user]` part is replaced by its turns; the
-`[system]` part is then optional, and another `[system]` part may follow the `[user]` part.
+If the user's history is a conversation, a line `[history]` before the `[user]` part is replaced by the history's turns;
+the `[system]` part is then optional, and another `[system]` part may follow the `[user]` part.
 
 A paragraph that begins with `[after "title"]` is inserted into the other text after the first "title", or at the end
-if there is none: LaMP puts the titles of a user's papers there.
+if the text has no "title": LaMP puts the titles of a user's papers there.
 
 A file whose last line is `[end]` is used exactly as it is: nothing is stripped, no paragraph is left out, and only the
 prompt's own placeholders are replaced. Values are inserted unchanged, whatever they contain.
@@ -53,7 +53,7 @@ class History:
     ids: Sequence[str] = ()
 
     def first(self, number: int) -> Messages:
-        """Return the turns of the first `number` items, with the fixed ones."""
+        """Return the turns of the first `number` items, and the fixed turns, in the prompt's order."""
         kept = sorted([*self.fixed, *(place for item in self.items[:number] for place in item)])
         return [self.messages[place] for place in kept]
 
@@ -69,14 +69,14 @@ class Prompt:
     placeholders: frozenset[str]  # the names of its placeholders
     exact: bool = False  # the file ends with `[end]`, so paragraphs with empty placeholders stay
     lead_in: str | None = None  # the beginning of the planner's target in the public code, from the `[assistant]` part
-    # Further messages: roles and texts. A last one of the assistant is continued by the model.
+    # Further messages: roles and texts. If the last message is the assistant's, the model continues it.
     further: tuple[tuple[str, str], ...] = ()
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
-        """Return the chat messages with all placeholders replaced, in one pass, and `turns` before the first user's.
+        """Return the chat messages with all placeholders replaced in one pass, and `turns` before the user's message.
 
-        A paragraph whose placeholders are all empty, such as that of past posts if there are none, is left out with its
-        heading, except in an exact prompt.
+        A paragraph whose placeholders are all empty, such as the one with past posts if there are none, is left out
+        with its heading, except in an exact prompt.
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
 
@@ -107,14 +107,14 @@ def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
-    """Read a prompt from `prompts_dir` if it has a file of this name, otherwise the shipped one.
+    """Read a prompt from `prompts_dir` if that folder has a file of this name, otherwise the shipped prompt.
 
     Args:
         name: path of the shipped file without .txt, absolute or relative to this folder.
 
     Raises:
-        UserError: the folder is missing, is empty, or has a file that is not a prompt; or the file lacks a part or a
-            placeholder, or has an unknown placeholder.
+        UserError: `prompts_dir` is missing, has no prompts, or has a .txt file that is not named like a prompt; or the
+            prompt's file lacks a part or a placeholder, or has an unknown placeholder.
     """
     path = FOLDER / f"{name}.txt"
     if prompts_dir is not None:
@@ -152,8 +152,8 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
 def own_prompt(text: str) -> Prompt:
     """Return a prompt from a user's text, in which all `{names}` are placeholders.
 
-    A text may have parts: [system], then [user], and further ones of [assistant] and [user]. A text that begins with
-    none of these lines is all [user]. ValueError if parts are missing or in another order.
+    A text may have parts: [system], then [user], then further [assistant] and [user] parts. A text that does not begin
+    with such a line is all [user]. ValueError if parts are missing or in another order.
     """
     begin, *rest = _PART.split(text.strip("\n"))
     parts = list(zip(rest[::2], rest[1::2], strict=True)) if not begin else [("user", text.strip("\n"))]
@@ -187,7 +187,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
-    """Return the lead-in of plans for --planner_target; None for `paper`, which has titles alone.
+    """Return the lead-in of plans for --planner_target; None for `paper`, whose plans are titles alone.
 
     UserError if the planner's prompt has no lead-in.
     """

@@ -37,7 +37,7 @@ UNUSUAL = "text 漢 \u0378"  # fails if a vocabulary has no token for unknown ch
 TOKENIZED_AT_ONCE = 512  # texts; a tokenizer takes over a hundred bytes per token, also for tokens that are cut off
 
 T = TypeVar("T")
-Batch = tuple[list[int], Any, Any]  # rows of B texts, their token ids with padding (B, T), and their lengths (B,)
+Batch = tuple[list[int], Any, Any]  # row numbers of B texts, token ids with padding (B, T), lengths in tokens (B,)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Encoder:
 
     model: Any
     tokenizer: Any
-    max_length: int  # tokens at which texts are cut, including special ones
+    max_length: int  # tokens at which texts are cut, including special tokens
     replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; batches are distributed over all
     pooling: Pooling = MEAN
 
@@ -70,8 +70,8 @@ def load_encoder(
         dtype: "float32" or "bfloat16", for the weights and all activations.
 
     Raises:
-        UserError: there is no GPU that torch can use; the model cannot be loaded, or reads fewer than `max_length`
-            tokens; or a GPU has no memory left for it.
+        UserError: `device` is "cuda", but torch finds no GPU; the model cannot be loaded, or reads fewer than
+            `max_length` tokens; or a GPU has no memory left for it.
     """
     # A model with only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, which runs no
     # pickled code. But transformers would also ask the hub, from a background thread, to convert the model.
@@ -80,7 +80,7 @@ def load_encoder(
     import transformers
 
     if logging.getLogger().level >= logging.WARNING:
-        transformers.logging.set_verbosity_error()  # else it warns of a missing pooler, which is not used here
+        transformers.logging.set_verbosity_error()  # or it would warn of a missing pooler, which is not used here
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
@@ -98,7 +98,7 @@ def load_encoder(
                 "use a model with safetensors"
             ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # else left random
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # or they stay random
     model.eval()
     # Such a model fits any GPU that others don't use.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or exclude it with CUDA_VISIBLE_DEVICES"):
@@ -107,9 +107,9 @@ def load_encoder(
 
 
 def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> tuple[Any, int | None]:
-    """Load the encoder's tokenizer, and return it with the number of tokens that the model has, if its config says so.
+    """Return the encoder's tokenizer, and the size of the model's vocabulary, None if its config does not have it.
 
-    UserError if that fails, the model reads fewer than `max_length` tokens, or its kind is not supported.
+    UserError if loading fails, the model reads fewer than `max_length` tokens, or the tokenizer has no fast version.
     """
     import transformers
 
@@ -125,7 +125,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> t
         ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
         check_special_tokens(tokenizer, config, "pad_token")
         check_tokens(ids, tokenizer, size)
-    if not tokenizer.is_fast:  # a slow one does not report which texts it has cut
+    if not tokenizer.is_fast:  # slow tokenizers do not report which texts they cut
         what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, and slow ones are not supported"
         raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
     return tokenizer, size
@@ -150,7 +150,7 @@ def most_tokens(config: Any) -> int | None:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Return the devices of the model and its replicas; UserError if a requested one is missing or unusable."""
+    """Return the devices of the model and its replicas; UserError if a requested GPU is missing or unusable."""
     import torch
 
     if device != "cpu" and has_gpu():
@@ -167,7 +167,7 @@ def embed_texts(
 
     Args:
         batch_size: maximum number of texts of 512 tokens per batch; more if they are shorter. The default is 64 on a
-            GPU. On a CPU it is 2 per thread, which is also the maximum. It changes embeddings only by rounding.
+            GPU. On a CPU it is 2 per thread, which is also the most. Batches change embeddings only by rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
@@ -248,7 +248,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
         )
         num_cut += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         for ids in encoded["input_ids"]:
-            check_tokens(ids, encoder.tokenizer, size)  # a GPU would abort
+            check_tokens(ids, encoder.tokenizer, size)  # an unknown id would abort a GPU
         token_ids += [np.array(ids, dtype=np.int64) for ids in encoded["input_ids"]]
     return token_ids, num_cut
 

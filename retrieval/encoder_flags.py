@@ -33,7 +33,7 @@ def add_encoder_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """Return the encoder's pooling, by flags or its files; UserError if there is no such model."""
+    """Return the encoder's pooling, from the flags or the model's files; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
     check_model(args.model_name, args.cache_dir)

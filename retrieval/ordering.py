@@ -24,7 +24,7 @@ BLOCK = 16_384  # texts embedded before their questions' orders are stored
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with its profile's order (best first), by a ranker that needs no model."""
+    """Yield each record with the numbers of its profile's items, best first, by a ranker that needs no model."""
     from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
@@ -50,7 +50,7 @@ def order_by_embeddings(
     kept: "Embeddings | None",
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with its profile's order; each distinct text of a block of questions is embedded once.
+    """Yield each record with the numbers of its profile's items, best first; a block's texts are embedded once each.
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
@@ -76,7 +76,7 @@ def order_by_embeddings(
                 embeddings = np.stack([rows[text] for text in row_of])
             counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
             counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
-            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(lacking))  # the other ones
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(lacking))  # all others
             usable = usable_rows(embeddings)
             for record in block:
                 rows_of_record = [row_of[text] for text in texts_of(task, record)]
@@ -85,7 +85,7 @@ def order_by_embeddings(
 
 
 def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
-    """Raise UserError, which names the text, unless the question and all posts have usable embeddings."""
+    """Raise UserError, naming the text, unless all embeddings are usable: the question's first, then the posts'."""
     if not usable.all():
         number = int(usable.argmin())
         text = "its question" if number == 0 else f"item {number} of its profile"
@@ -108,7 +108,7 @@ def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> I
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
-    """Yield blocks of questions, in file order, with a row number per text; a full block has at least `BLOCK`."""
+    """Yield blocks of questions, in file order, with a row number per text; all but the last have `BLOCK` or more."""
     block, row_of = [], {}
     for record in records:
         block.append(record)

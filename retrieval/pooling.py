@@ -47,8 +47,8 @@ def choose_pooling(
     """Return the user's pooling, completed from the model's files; call `check_model` first.
 
     Raises:
-        UserError: the files are damaged, or name layers or a pooling that are not supported, and `mode` is not given;
-            the model is an encoder-decoder; or the hub fails.
+        UserError: the files are damaged; they name an unsupported layer or pooling, and `mode` is not given; the model
+            is an encoder-decoder; or the hub fails.
     """
     if name in WITHOUT_FILES:
         return Pooling(mode or MEAN.mode, bool(normalize))

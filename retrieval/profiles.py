@@ -58,7 +58,7 @@ class Source:
                 raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
             self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts in each question's profile
-        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # those without a date
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of these, posts without a date
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
     def read(self, number: int) -> Record:
@@ -107,7 +107,7 @@ def user_of(task: Task, record: Record) -> tuple[str, str]:
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw another user's question for each: one cycle over all questions, redrawn where the user is the same.
+    """Draw for each question the number of another user's question: a cycle over all, redrawn if the user is the same.
 
     Args:
         users: each question's user; at least two differ.
@@ -135,5 +135,5 @@ def texts_of(task: Task, record: Record) -> list[str]:
 
 
 def dates_of(task: Task, record: Record) -> "list[Date | None]":
-    """Return the dates of a profile's items, None if unknown."""
+    """Return the date of each item of a profile, None where it is unknown."""
     return [task.item_date and task.item_date(item) for item in record["profile"]]

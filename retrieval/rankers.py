@@ -22,7 +22,7 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
     Args:
         embeddings: one row per distinct text, float32 (T, D).
         question_row: the question's row.
-        post_rows: each post's row, in file order; posts with the same text share one.
+        post_rows: each post's row, in file order; posts with the same text share a row.
     """
     # Each distinct row is scored once: a matrix product may sum equal rows in different orders,
     # and their scores would then differ in the last bit and no longer tie. In float64, the order of different rows
@@ -83,7 +83,7 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
 
 
 def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
-    """Order by date, latest first; among equal dates, the last in the file comes first. Items without a date come last.
+    """Order by date, latest first; of equal dates, the last item in the file first. Items without a date come last.
 
     A profile without any dates is thus in reverse file order, as in LaMP.
     """

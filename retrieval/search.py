@@ -1,6 +1,6 @@
-"""Search a profile with any query: the order of its items is made once, and kept in the store.
+"""Search a profile with any query: the order of its items is computed once, and kept in the store.
 
-For a question itself, the order is that of `rank_dataset.py` with the same ranker, encoder and dates.
+If the query is the question itself, the order is that of `rank_dataset.py` with the same ranker, encoder and dates.
 """
 
 import argparse
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MOST = 100  # items of an order that are kept
 AT_ONCE = 64  # texts embedded at a time, between which a signal can end the run
 DTYPE = "float32"
-SERVER = "search by {}"  # in the store, what made an encoder's orders, by its name
+SERVER = "search by {}"  # names, in the store, the encoder that made orders
 
 
 def add_search_arguments(parser: FlagParser) -> None:
@@ -72,7 +72,7 @@ class Searched:
         return hashlib.sha256(json.dumps(self.texts).encode())
 
     def key(self, query: str) -> str:
-        """Return the key of an order in the store."""
+        """Return the store's key for the order of this profile's items by a query."""
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())
         return digest.hexdigest()[:KEY_DIGITS]
@@ -92,11 +92,11 @@ class Search:
     """
 
     def __init__(self, args: argparse.Namespace, task: Task, dataset: str):
-        """UserError if there is no such encoder, and the store has no orders by it.
+        """Find the encoder and open the store; UserError if neither this machine nor the store has it.
 
         Args:
-            dataset: the path of the records' file. If it was ranked with dates, its items are searched with them; if it
-                was ranked without texts, the file that was ranked decides.
+            dataset: the path of the records' file. If it was ranked with dates, texts are searched with dates; if it
+                was ranked without texts, the manifest of the file that it was ranked from decides.
         """
         made = noted_settings(dataset)
         if made.get("ranker") in WITHOUT_TEXTS:
@@ -116,7 +116,7 @@ class Search:
         self._failure: Exception | None = None  # of the encoder
 
     def _find_encoder(self) -> dict[str, Any]:
-        """Return what the orders depend on; with --cached_only, from the store if there is no such encoder here."""
+        """Return the encoder's settings; with --cached_only, from the store if this machine lacks the encoder."""
         args = self._args
         try:
             self._pooling = find_pooling(args)
@@ -162,11 +162,11 @@ class Search:
         return Searched(record, self._task)
 
     async def order(self, searched: Searched, query: str) -> list[int]:
-        """Return the places of the best items in the profile, best first, at most `MOST`; ties keep their order.
+        """Return the numbers of the best items in the profile, best first, at most `MOST`; ties stay in file order.
 
         Raises:
-            NotStoredError: --dry_run, and the order would need the encoder.
-            UserError: so it would with --cached_only; or the encoder has no usable embedding of a text.
+            NotStoredError: with --dry_run, if the order needs the encoder.
+            UserError: with --cached_only, if the order needs the encoder; or if an embedding is not usable.
         """
         if query == searched.record["question"]:
             query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
@@ -207,7 +207,7 @@ class Search:
         return rank_by_embedding(embeddings, row_of[texts[0]], [row_of[text] for text in texts[1:]])
 
     async def _embed(self, texts: Collection[str]) -> "dict[str, np.ndarray]":
-        """Return the usable embeddings (D,) by text; those that are not kept are embedded together with others."""
+        """Return usable embeddings (D,) by text; texts without a kept one are embedded with those of other searches."""
         rows = self._kept.find(texts)
         lacking = [text for text in texts if text not in rows]
         if not lacking:

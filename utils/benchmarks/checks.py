@@ -30,7 +30,7 @@ class Record(TypedDict, total=False):
 
 
 def check_id(value: Any, where: str) -> str:
-    """Return an id as a string, a number as its digits; UserError if it is something else."""
+    """Return an id, a string or a whole number, as a string; UserError if it is empty or anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or not is_unicode(value):
@@ -48,7 +48,7 @@ class Post(msgspec.Struct):
 
 
 def check_field(record: Mapping[str, Any], where: str, name: str, form: Any = Text) -> None:
-    """Raise UserError unless a field has this form, which is a msgspec type; objects may have more fields."""
+    """Raise UserError unless a record's field has the msgspec type `form`; objects may have further fields."""
     try:
         check_form(record.get(name), form, where, name)
     except UserError:
@@ -88,7 +88,7 @@ def selection_of(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can hold a text: JSON's escapes can give half of a surrogate pair, which it cannot."""
+    """Return whether UTF-8 can encode a text; it cannot encode half of a surrogate pair, which JSON's escapes allow."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -97,7 +97,7 @@ def is_unicode(text: str) -> bool:
 
 
 def check_json(record: dict[str, Any], where: str) -> None:
-    """Raise UserError unless a record can be written as JSON again, because unknown fields are kept."""
+    """Raise UserError unless a record, whose unknown fields are kept, can be written as JSON again."""
     try:
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
 """LaMP's seven tasks: short answers that suit a user's earlier texts (arXiv 2304.11406).
 
 A record is `{task, id, question, target, profile: [{id, ..., date}]}`. The question is LaMP's unchanged `input`, and
-the target its `output`, which only the scorer sees; test sets have none. LaMP-2 is movie tagging; the older news
-categories of the same name are refused.
+the target its `output`, which only the scorer sees; test sets have no targets. LaMP-2 is movie tagging; the older task
+of that name, news categories, is refused.
 """
 
 import re
@@ -24,14 +24,14 @@ TAGS = (
     "fantasy", "romance", "thought-provoking", "social commentary", "violence", "true story",
 )  # fmt: skip
 
-# Where public code fetches LaMP (not verified here): a folder per task, and those of the time-based splits in `time`.
+# Where public code fetches LaMP (not verified here): a folder per task, and in `time` the folders of time-based splits.
 # LaMP-2's plain folder has the news categories, and LaMP-6 has message ids instead of texts.
 SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
 FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}
 LICENSED = ("LaMP-6",)
 SPLITS = ("train", "dev", "test")
-# Numbers of questions of the time-based splits, from memory of the paper (not verified). Those of the user-based splits
-# are unknown.
+# Questions per split of the time-based setting, from memory of the paper (not verified). The numbers of the user-based
+# setting are unknown.
 QUESTIONS = {
     "time/LaMP_1": (6542, 1500, 1500),
     "time/LaMP_2/new": (5073, 1410, 1557),
@@ -90,7 +90,7 @@ make = partial(
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
 text_task = partial(make, output=LINE, metrics=text_metrics(), epochs=TEXT_EPOCHS)
-# Per task: its prompt, retrieval's texts of the question and of an item, and an item's statement in a prompt.
+# Per task: the prompt, the query, the fields of an item that retrieval compares, and an item's statement in a prompt.
 # fmt: off
 TASKS = [
     make("LaMP-1", "lamp/citation", candidates, ("title", "abstract"), '"{title}"'.format_map,

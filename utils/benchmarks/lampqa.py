@@ -2,7 +2,7 @@
 
 A record is `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text,
 category}]}`. The narrative says what the asker cares about; the rubric's aspects were taken from it. Only a judge sees
-both, except that the aspects' titles are the gold plan. `category` is the community that the question was asked in.
+the narrative and the rubric, but the aspects' titles are also the gold plan. `category` is the question's community.
 """
 
 import tomllib
@@ -47,7 +47,7 @@ PUBLIC_CODE = {
 
 
 def group_of(record: Record) -> dict[str, str | None]:
-    """Return the group and subgroup of a record, or of an older score file's entry, which also has its `category`."""
+    """Return the group and subgroup of a record, or of an entry of an older score file; both have a `category`."""
     community = record.get("category")
     community = community if isinstance(community, str) else None
     return {"group": COMMUNITIES.get(community), "subgroup": community}
@@ -99,7 +99,7 @@ def private_notes(record: Record) -> str:
 
 
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield the texts of `Task.hidden`. An aspect's evidence is part of the narrative."""
+    """Yield the texts of `Task.hidden`, without an aspect's evidence, which is part of the narrative."""
     yield "the narrative", record.get("narrative")
     for aspect in record.get("rubric_aspects") or ():
         yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None
@@ -129,14 +129,14 @@ def direct_messages(prompt: Prompt, record: Record, responses: list[str], number
 
 
 def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """Return the prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
+    """Return the prompt for two responses (paper figure 11): `number` 0 in the order of their files, 1 swapped."""
     first, second = responses if number == 0 else reversed(responses)
     shown = {"response_1": first, "response_2": second}
     return prompt.messages(question=record["question"], details=record["narrative"], **shown)
 
 
 def reward_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """Return a dialogue that the response ends, as a reward model sees it: with the posts, without the rubric."""
+    """Return the dialogue for a reward model: the question with the posts, without the rubric, then the response."""
     posts = join_posts([post["text"] for post in record["profile"]])
     return [
         *prompt.messages(question=record["question"], profile=posts), {"role": "assistant", "content": responses[0]}

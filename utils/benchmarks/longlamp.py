@@ -58,7 +58,7 @@ make = partial(
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
-# Per task: the prompt, the query, the fields of an item that retrieval compares, and an item's text in a prompt.
+# Per task: the prompt, the query, the fields of an item that retrieval compares, and an item's statement in a prompt.
 # fmt: off
 TASKS = [
     make("LongLaMP-abstract", "longlamp/abstract", after("items:"), ("title", "abstract"), state_abstract,

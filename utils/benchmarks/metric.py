@@ -27,7 +27,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Scale:
-    """Numeric verdicts, for expected values and means (--verdicts and --num_verdicts)."""
+    """The numbers that a judge may give, for their expected value or mean (--verdicts and --num_verdicts)."""
 
     begin: str  # the judge's output before the number
     values: tuple[int, ...]
@@ -39,9 +39,9 @@ class Judge:
 
     prompt: str  # its file, as `prompts.load_prompt` takes it
     messages: Callable[[Prompt, Record, list[str], int], Messages]  # from prompt, record, responses, verdict's number
-    # None: the judge is a reward model, which gives a number for `messages`, a dialogue that the response ends.
+    # None: the judge is a reward model, which gives a number for `messages`, a dialogue with the response at its end.
     output: Output | None
-    scale: Scale | None = None  # None if verdicts are counted and each is requested once
+    scale: Scale | None = None  # None: --verdicts and --num_verdicts are refused
 
 
 @dataclass(frozen=True)
@@ -57,27 +57,27 @@ class Controls:
 class Metric:
     """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
 
-    needs: tuple[str, ...]  # fields of a record that it reads
-    # The values that a verdict depends on besides the responses. Scores are compared only if their hashes are equal.
+    needs: tuple[str, ...]  # fields of a record that the metric reads
+    # The values that a verdict depends on besides the responses. Scores compare only if these values' hashes are equal.
     judge_inputs: Callable[[Record], list[Any]]
     # Returns `answered`, `score` and `details` for the score file, from a record and its verdicts (ordered as `keys`).
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
     summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
-    # Returns the score for an entry's details: 0 to 1 unless lower is better, None if a verdict is missing (with True,
-    # 0 counts). ValueError if the details are not this metric's. The field is None if the metric compares systems.
+    # Returns the score for an entry's details, within `limits`; None if a verdict is missing, which counts as 0 if the
+    # second argument is True. ValueError if the details are not this metric's. None: the metric compares systems.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    # The parts of the rubric, with a verdict each and "" for missing texts; None: one verdict on the whole response.
+    # Returns the rubric's parts, "" for missing texts; each part gets a verdict. None: whole responses get a verdict.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # verdicts per question, if there are no `parts`
     num_samples: int = 1  # verdicts per part, which are averaged
     by_probability: bool = False  # a verdict is the expected value over the judge's scale
     num_systems: int = 1  # response files that it compares
-    # The ways of asking (`Task.ways`, None for the usual one) whose responses it scores; empty: all.
+    # The ways of asking (`Task.ways`, None for the usual way) whose responses the metric scores; empty: all ways.
     ways: tuple[str | None, ...] = ()
     judge: Judge | None = None  # gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict
-    reads: str = "output"  # the field of a response that it is computed from; "raw" is the model's whole text
-    # Further fields of the score file's head, from the scored records and all responses to each, by id.
+    reads: str = "output"  # the field of a response that is scored; "raw" is the model's whole text
+    # Returns further fields of the score file's head, from the scored records and, by id, all responses to each.
     over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
         lambda records, responses: {}
     )
@@ -102,7 +102,7 @@ class Metric:
         return [(record["id"], i, *draw) for i in range(count) for draw in draws]
 
     def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """Return the verdicts, in the order of `keys`, with those of each part averaged."""
+        """Return one verdict per part, the average of the part's samples, from verdicts in the order of `keys`."""
         if self.num_samples == 1:
             return list(verdicts)
         return [average(verdicts[i : i + self.num_samples]) for i in range(0, len(verdicts), self.num_samples)]

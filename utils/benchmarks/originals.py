@@ -34,7 +34,7 @@ def after(anchor: str) -> Callable[[str], str]:
 
 
 def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
-    """Return a function for an item's date: whole numbers joined by hyphens, such as 2014-03-06, or a year alone."""
+    """Return a function from an item to its date, such as (2014, 3, 6) for 2014-03-06, or None without a date."""
 
     def date(item: Item) -> tuple[int, ...] | None:
         text = str(item.get(field)).strip()
@@ -46,7 +46,7 @@ def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     """Return a record of task `name` from a question of the original files, with `output` as its target if known.
 
-    Unknown fields are kept. Items without ids get the question's id with their number.
+    Unknown fields are kept. An item without an id gets the question's id and its own number in the profile.
     """
     record: Record = {"task": name, "id": check_id(question.get("id"), where)}
     where = f"{where} (id {quote(record['id'])})"
@@ -64,9 +64,9 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """Return a system's answers in the form of LaMP's right ones, `{"task", "golds": [{"id", "output"}]}`.
+    """Return a system's answers in the form of LaMP's right answers, `{"task", "golds": [{"id", "output"}]}`.
 
-    An answer selected by its score keeps sample number and score, as in a response file.
+    An answer selected by its score keeps its sample number and score, as in a response file.
     """
     firsts = {record["id"]: responses[record["id"]] for record in records}
     golds = [{"id": key, "output": first["output"], **selection_of(first)} for key, first in firsts.items()]
@@ -109,7 +109,7 @@ def make_task(
 ) -> Task:
     """Make a task with one group (itself) and one prompt, which drops its profile paragraph if there is no profile.
 
-    For plans, which the user must supply, all tasks in a folder of prompts share one prompt.
+    All tasks with prompts in one folder share its prompt for plans; the user must supply the plans.
 
     Args:
         query: returns retrieval's query from the input; a ValueError names a missing part.

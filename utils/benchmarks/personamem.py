@@ -42,8 +42,8 @@ from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
 HUB = "bowen-upenn/PersonaMem"
 BENCHMARK = "PersonaMem"
-# By size: the number of questions, as others have counted them (not verified), and a generator's tokens of prompt and
-# output: more than the paper's count, because tokens of an unknown tokenizer are estimated high.
+# By size: the number of questions, as others have counted them (not verified), and the most tokens of prompt and output
+# together: more than the paper's count, because tokens of an unknown tokenizer are estimated high.
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
 COUNTED_BY = "an unverified count of the published file"
 
@@ -67,7 +67,7 @@ CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, 
 SHORT = ("facts", "ideas", "latest", "evol.", "reasons", "recs.", "scen.")
 
 PERSONA = "persona_id"  # all questions are about 20 personas, and each history comes in two orders
-QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second in older files
+QUESTION_COLUMNS = ("user_question_or_message", "question")  # older files have the second
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
@@ -122,7 +122,7 @@ def read_options(text: str, where: str) -> list[str]:
 
 
 def read_literal(text: str) -> Any:
-    """Return the value of a Python literal, without running it; None if the text is none."""
+    """Return the value of a Python literal, without running it; None if the text is too long or not a literal."""
     try:
         return ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -163,8 +163,8 @@ def values(record: Record, show: Show = options_text) -> dict[str, str]:
 def vary(record: Record, number: int, seed: int, show: Show = options_text, read: Parser = parse_letter) -> Variant:
     """Return a variant with the options in another order, which depends only on seed, question and output number.
 
-    The parser returns the option's letter in the record. The record's field "shown" keeps the order: its first letter
-    is the option that was shown as (a). `read` parses the letter that the model wrote.
+    The variant's parser returns an option's letter in the dataset. Its `record` keeps the order as "shown": the first
+    letter is the option that was shown as (a). `read` parses the letter that the model wrote.
     """
     shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
     behind = dict(zip(LETTERS, shown, strict=True))
@@ -184,8 +184,8 @@ def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
 def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item]], Sequence[Item]]) -> History:
     """Return the turns of a user's history for a prompt.
 
-    The persona card, which the system messages hold, is never left out; with chosen items, each of its versions appears
-    once.
+    The system messages hold the persona card, which is never left out for length; if a number of items is chosen, each
+    version of the card appears once.
 
     Args:
         number: how many of the best items to use. 0: nothing, not even the card, to measure what the options give away.
@@ -221,7 +221,7 @@ def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return how often each letter was chosen (a model's bias), and the cache's share of the prompts."""
+    """Return how often each letter was chosen as shown (a model's bias), and the percentage of cached prompt tokens."""
     outputs = list(outputs)
     read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
     chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)
@@ -233,7 +233,7 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def same_as_right(record: Record) -> set[str]:
-    """Return the letters of the options with the right one's text, if the record has options."""
+    """Return the letters of all options with the right option's text, its own included; empty without options."""
     texts = dict(zip(LETTERS, (text.split() for text in record.get("options", ())), strict=False))
     return {letter for letter, text in texts.items() if text == texts[record["target"]]}
 
@@ -261,9 +261,9 @@ def metrics() -> dict[str, Metric]:
         return record["target"] if letter in same_as_right(record) else letter
 
     def over_orders(records: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        """Return the mean over all answers, each to another order of the options; not if no question has several.
+        """Return the mean score over several answers, each to another order of the options, if a question has several.
 
-        Also the number of questions with an option that has the right one's text, if there are any.
+        Also return the number of questions with a wrong option of the right option's text, unless it is 0.
         """
         shares, most, num_twins = [], 1, 0
         for record in records:

@@ -19,15 +19,15 @@ from utils.parsing.thoughts import split_thoughts
 
 NOT_GIVEN = "not given"
 
-# Bins for the tokens between a question and the place that it refers to. They double, and are the same for all sizes so
-# that these compare: a history of 32k has at most seven of them, one of 1M all but the last. "4k-8k tokens" means above
-# 4,096 and up to 8,192.
+# Bins for the number of tokens between a question and the place that it refers to. Their upper edges double. All sizes
+# have the same bins, so that sizes compare: a history of 32k tokens has at most seven bins, a history of 1M tokens all
+# but the last. "4k-8k tokens" means above 4,096 and up to 8,192.
 LENGTH, TOKENS = "context_length_in_tokens", "distance_to_ref_in_tokens"
 _EDGES = ("0", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1M")
 _LAST = f"above {_EDGES[-1]} tokens"
 DISTANCES = (*(f"{low}-{high} tokens" for low, high in pairwise(_EDGES)), _LAST, NOT_GIVEN)
 
-# The columns of a result, in the public code's order; older tables have one more.
+# The columns of a result, in the public code's order; older tables also have `OLDER`.
 _ASKED = ("persona_id", "question_id", "user_question_or_message", "question_type", "topic")
 _LENGTHS = (
     LENGTH,
@@ -63,7 +63,7 @@ def distance_of(record: Record) -> str:
 
 
 def evidence_position(record: Record) -> float | None:
-    """Return the share of the history before the place that the question refers to; None if unknown."""
+    """Return the share of the history, 0 to 1, before the place that the question refers to; None if unknown."""
     distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:
         return max(0.0, 1 - distance / length)
@@ -96,8 +96,8 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
 def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
     """Return a question's id and a run's answer, without looking at the right letter, which many tables have too.
 
-    A model's text is read as ours are; without a letter, the answer is missing. A column of letters holds only letters
-    or empty texts. UserError if the row is malformed.
+    A model's text is parsed like the texts of our own runs; if it has no letter, the answer is missing. The column `p`
+    must hold a letter or nothing. UserError if the row is malformed.
     """
     if not row.get("question_id"):
         raise UserError(f"{where}: no column 'question_id'")

@@ -1,10 +1,10 @@
 """PersonaMem-v2: which of four responses suits a user with implicit preferences (arXiv 2512.06688).
 
 A record has PersonaMem's fields (utils/benchmarks/personamem.py), and the `preference` that the right option follows,
-which only the judge of open answers sees. Without --asking it is asked as PersonaMem is. `--asking official` is the
-public code's way: the options A to D in a system message after the question, and reasoning first; `--asking open` shows
-no options. That code orders the options by Python's `hash`, which differs between processes. Ours depends only on the
-persona and texts.
+which only the judge of open answers sees. Without --asking, questions are asked as in PersonaMem. `--asking official`
+is the public code's way: the options A to D in a system message after the question, and reasoning first; `--asking
+open` shows no options. The public code orders the options by Python's `hash`, which differs between processes; our
+order depends only on the persona and the texts.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
-# What its makers know about a question, besides the columns that only the scorer needs.
+# Columns with what the benchmark's makers know about a question, besides the columns that only the scorer needs.
 ANNOTATIONS = (*personamem.ANNOTATIONS, "pref_type", "who", "updated", "conversation_scenario", "sensitive_info",
                *(f"distance_from_related_snippet_to_query_{size}" for size in SIZES))  # fmt: skip
 UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
@@ -59,13 +59,13 @@ SECRET_COLUMNS = ("topic_preference", "prev_pref", "related_conversation_snippet
 
 
 class LinkedHistories(OnHub):
-    """A table of questions on the hub, named `folder`, that links to one file per history.
+    """A table of questions on the hub that links to one file per history.
 
-    `questions` has the count of each size.
+    `folder` is the table's file name, and `questions` has the number of questions of each size.
     """
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Find the table, in any folder; UserError unless there is exactly one."""
+        """Find the table, in any folder; UserError unless exactly one file has its name."""
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == self.folder]
         tables = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(tables) != 1:
@@ -77,11 +77,11 @@ class LinkedHistories(OnHub):
         return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
 
-# The last word of a reasoned text, by the public code's rules. A letter: the first of these forms that the text has
-# decides, at its first place, in any case, so "answer: a good one" names A, and "Final Answer: [X]" no letter. Yes or
-# No: the first \boxed{Yes} or \boxed{No}, else the word that the text begins with, else the only one of the two in its
-# first sentence. The public code looks for these words also inside of others; here they are whole words. Of a text that
-# was cut off, whose verdict was still to come, only the box counts.
+# The verdict of a text with reasoning, by the public code's rules. A letter: the first of these forms that occurs in
+# the text decides, where it first occurs, in upper or lower case; so "answer: a good one" names A, and "Final Answer:
+# [X]" no letter. Yes or No: the first \boxed{Yes} or \boxed{No}, otherwise the word that the text begins with, or else
+# the only one of the two in its first sentence. The public code also finds these words inside other words; here they
+# must be whole words. In a text that was cut off, before its verdict, only the box counts.
 _LETTER_FORMS = [
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
     for pattern in (
@@ -146,7 +146,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
 
 
 def read_query(text: str) -> Any:
-    """Return a query's text as the public code reads it: from JSON, else a Python literal, else as it is, unquoted."""
+    """Return the user's message in a query, which is JSON, a Python literal or a text; None if another's message."""
     try:
         query = json.loads(text)
     except (ValueError, RecursionError):
@@ -213,7 +213,7 @@ def judge_messages(prompt: Prompt, record: Record, responses: list[str], _: int)
 
 
 def entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    """Return a question's entry; its score is 0 or 1 as most of all verdicts say, None if too many are missing."""
+    """Return a question's entry; its score is the majority of its verdicts, 0 or 1, None if too many are missing."""
     [verdict] = verdicts
     votes = verdict.get("drawn", [])
     score = next((value for value in (0, 1) if votes.count(value) > len(votes) / 2), None)

@@ -16,15 +16,15 @@ AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be pub
 
 
 class Originals(NamedTuple):
-    """The files that one of our files is made from, by their paths at the source."""
+    """The paths, at the source, of the files that one of our files is made from."""
 
     questions: list[str]
     outputs: str | None = None  # the right answers, if they have their own file
     rows: str = ""  # prefix of ids for rows without ids
     contexts: str | None = None  # the histories that questions refer to, if they have their own file
     link: str | None = None  # the column that names a question's history, if each history has its own file
-    linked: Mapping[str, str] = {}  # those files by the column's value, once the column is read
-    messages: str = ""  # the key of the messages in such a file
+    linked: Mapping[str, str] = {}  # paths of these files by the column's value, once it is read
+    messages: str = ""  # the key of the messages in a history's file
     ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
     responses: Sequence[str] = ()  # columns of responses; each becomes a file beside ours
 
@@ -36,13 +36,13 @@ class Published:
     at: str | None  # hub name or web address; None if the texts need a licence
     folder: str  # the folder or config there
     name: str  # the name of our files, before _<split>.json
-    identity: Mapping[str, str]  # distinguishes it from others in our files' manifests
+    identity: Mapping[str, str]  # distinguishes this set in our files' manifests
     questions: Mapping[str, int | None]  # expected number by split; None if unknown
     said_by: str = ""  # the source of these numbers, in words
 
 
 class OnHub(Published):
-    """A config of a dataset on the hub, whose rows have question and answer."""
+    """A config of a dataset on the hub; each row has a question and its answer."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return a split's files; UserError if the source has none."""
@@ -50,15 +50,15 @@ class OnHub(Published):
 
 
 class Pairs(OnHub):
-    """A config on the hub per entry of `questions`: the rows of a dataset `<entry>_test`, each with two responses."""
+    """Configs on the hub, one per entry of `questions`; each is a dataset `<entry>_test` with two responses per row."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Return the files of a config's test split; UserError if the source has none."""
+        """Return the files of the test split of the config `split`; UserError if the source has none."""
         return Originals(files_of(source, split, "test"), responses=("chosen", "rejected"))
 
 
 class SharedContexts(OnHub):
-    """A table of questions per size on the hub, with a file of shared histories; `questions` has their counts."""
+    """A table of questions per size on the hub, with a file of shared histories; `questions` has each size's number."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find both files, also in subfolders; UserError unless one folder has both, so that their releases match."""
@@ -76,13 +76,13 @@ class SharedContexts(OnHub):
 
 
 class OnServer(Published):
-    """A folder on a web server, with a file of questions and one of right answers per split.
+    """A folder on a web server, with a file of questions and a file of right answers per split.
 
-    The test set's answers are withheld. A local folder may have those for emails, which come from the corpus.
+    The test set's answers are withheld, but a local folder may have the emails' answers, which come from the corpus.
     """
 
     def originals(self, source: Source | Server, split: str) -> Originals:
-        """Return the server's paths; in a local folder, files may also be in a parent of their subfolder."""
+        """Return a split's paths at the source; in a local folder, files may also be in a parent of their subfolder."""
         begin = "dev" if split == "val" else split  # LongLaMP's builder of emails uses LaMP's name
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]

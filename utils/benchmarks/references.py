@@ -14,7 +14,7 @@ from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]
-POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head; no verdict is ever missing
+POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing
 
 
 def check_rating(record: Record, where: str) -> None:
@@ -54,7 +54,7 @@ def rating_metrics() -> dict[str, Metric]:
 
     def compute(record: Record, response: str) -> float | str:
         rating = references.read_rating(response)
-        return "unreadable" if rating is None else rating  # None would be no verdict
+        return "unreadable" if rating is None else rating  # None would mean a missing verdict
 
     def details(record: Record, rating_read: float | str | None) -> dict[str, Any]:
         rating = rating_read if isinstance(rating_read, float) else None
@@ -73,7 +73,7 @@ def rating_metrics() -> dict[str, Metric]:
 
 
 def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None]) -> dict[str, Metric]:
-    """Return the metrics in `kinds` (pooling by name), and the same metrics by the public code's rule."""
+    """Return the metrics that `kinds` names with their pooling, and the same metrics read by the public code's rule."""
     metrics = {name: make(name, pooled=pooled) for name, pooled in kinds.items()}
     official = {name + OFFICIAL: make(name + OFFICIAL, pooled=pooled, reads="raw") for name, pooled in kinds.items()}
     return metrics | official
@@ -108,7 +108,7 @@ def _metric(
         details: returns the values that the score depends on, from a record and the result of `compute` (None without
             an answer).
         score: returns the number from these details; KeyError, TypeError or ValueError if they are invalid.
-        unreadable: a field of the details, and its value if an answer could not be read.
+        unreadable: a field of the details, and the value that it has if an answer could not be read.
     """
 
     def entry(record: Record, verdicts: list[Verdict]) -> Entry:

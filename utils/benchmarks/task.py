@@ -19,19 +19,19 @@ ALL = "All questions"  # a column of a table
 
 @dataclass(frozen=True)
 class Options:
-    """The texts to choose from.
+    """The texts that --choose likelihood chooses from.
 
-    With --choose likelihood nothing is generated, so these prompts do not show the options.
+    Nothing is generated then, so these prompts do not show the options.
     """
 
     prompts: Mapping[str, str]  # files by method (none, rag), as `prompts.load_prompt` takes them
     needs: tuple[str, ...]  # fields of `Task.fields` that `texts` reads
-    # Returns the assistant's text by answer (as `Output.parse` returns it). Texts are not empty, and have no letter.
+    # Returns each option's text by its answer (a value of `Output.parse`). Texts are not empty, and have no letter.
     texts: Callable[[Record], Mapping[str, str]]
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}  # as `Task.values`
 
     def of_length(self, record: Record, extreme: Callable[[Iterable[int]], int]) -> list[str]:
-        """Return the answers with the longest (`extreme` is max) or shortest (min) text in characters, in order."""
+        """Return the answers whose text is the longest (`extreme` is max) or shortest (min), in characters."""
         texts = self.texts(record)
         length = extreme(map(len, texts.values()))
         return [answer for answer, text in texts.items() if len(text) == length]
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Variant:
-    """Another form of a question: values for the prompt, a parser of the answer, and fields to keep."""
+    """Another form of a question: values for the prompt, a parser of the answer, and the answer's further fields."""
 
     values: dict[str, str]
     parse: Parser
@@ -71,13 +71,13 @@ class Files:
     """A benchmark's own files: how they are read and written, and what its paper says about them."""
 
     facts: str  # the file with the benchmark's facts, for messages
-    # Returns the record for a question of the benchmark's own files, whose `output` is the right answer, if known.
-    # Raises UserError, beginning with the second argument. None: the files already hold records.
+    # Returns the record for a question of the benchmark's own files, which has the right answer as `output`, if known.
+    # Raises a UserError that begins with the second argument. None: the files already hold records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
-    # Where its own files are, by setting (the split of users and time, or ""), the default one first. Empty:
-    # utils/download_datasets.py does not fetch it.
+    # Where the benchmark's own files are, by setting (the split of users and time, or ""), the default setting first.
+    # Empty: utils/download_datasets.py does not fetch the benchmark.
     published: Callable[[], Mapping[str, Sequence[Published]]] = dict
-    # The same for other datasets of its records, by name.
+    # The same, by name, for other datasets of this benchmark's records.
     also_published: Callable[[], Mapping[str, Mapping[str, Sequence[Published]]]] = dict
     # The fields that utils/dataset_statistics.py measures: the kind of each, list (counted in items), str (in words) or
     # float (read as a number), and the row's name in the table.
@@ -86,8 +86,8 @@ class Files:
     # standard deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     export: Export | None = None  # None if only this repository scores its answers
-    # Returns the question's id and a response from a row of a table of answers, by column; raises UserError, beginning
-    # with the second argument. None: responses are never tables.
+    # Returns the question's id and a response from a row of a table of answers, a dict by column; raises a UserError
+    # that begins with the second argument. None: responses are never tables.
     read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
     # A file of systems' scores in the paper, as `utils.tables.paper_numbers.read_paper` takes it.
     paper_results: Path | None = None
@@ -118,10 +118,10 @@ class Task:
     date_field: str | None = None  # the field of an item that --use_date adds to the text that retrieval compares
     # When an item was written, as (year, month, ...), for recency. None: the last item in the file is the latest.
     item_date: Callable[[Item], tuple[int, ...] | None] | None = None
-    # Returns (name, text) pairs that only the scorer may see, so a profile must not contain them. The record may be
-    # unchecked.
+    # Returns (name, text) pairs; only the scorer may see these texts, so a profile must not contain them. The record
+    # may be unchecked.
     hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
-    annotations: tuple[str, ...] = ()  # fields besides those of the metrics that no system may see
+    annotations: tuple[str, ...] = ()  # fields that no system may see, besides the metrics' fields
 
     # Asking
     # The texts of a record that a prompt may show besides profile and plan; never those that only the scorer may see.
@@ -132,7 +132,7 @@ class Task:
     join: Callable[[list[str]], str] = join_posts
     trimmed: str | None = None  # the text field of an item that --trim_items cuts; None: items are whole or left out
     # Returns a history that is a conversation, from a record, the number of best items (None without --rag), and
-    # `arrange`. None: items are texts in one message, which has none without --rag.
+    # `arrange`. None: items are texts in one message, and a prompt without --rag has no items.
     history: Callable[[Record, int | None, Arrange], History] | None = None
     # The share of such a history before the place that the question is about; None if unknown.
     evidence_position: Callable[[Record], float | None] = lambda record: None
@@ -145,7 +145,7 @@ class Task:
     ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
-    # Returns the titles of the plan; None if there are no plans, and planning is refused.
+    # Returns the titles of the gold plan. None: there are no plans, so planning is refused.
     gold_plan: Callable[[Record], list[str]] | None = None
     gold_plan_needs: tuple[str, ...] = ()  # fields that `gold_plan` and `private_notes` read
     # What a teacher sees of the rubric (--objective distill), "" for nothing; None if there is no rubric.
@@ -155,12 +155,12 @@ class Task:
 
     # Showing
     benchmark: str | None = None  # tasks of one group with the same value may share a table; None: never shared
-    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # words for one, several, and a part
+    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # for one group, several, and a part of one
     group_field: str = "group"  # the text field that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
-    has_own_groups: bool = False  # `groups` are the data's, not the benchmark's: besides the mean, `ALL` is a column
-    # Other divisions of the questions, for --by: the values of each in order; empty if any value is possible.
+    has_own_groups: bool = False  # `groups` come from the data, not the benchmark; tables then have the column `ALL`
+    # Other divisions of the questions, for --by: each division's values in order; empty if any value is possible.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
 
@@ -176,7 +176,7 @@ class Task:
         return [(self.item_template or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
-        """Return `best_items` as pairs: the text to cut, and a function from its kept part to the item's text."""
+        """Return `best_items` as pairs: the text to cut, and a function from its kept part to the whole item's text."""
 
         def entry(item: Item) -> tuple[str, Callable[[str], str]]:
             return item[self.trimmed], lambda text: (self.item_template or self.item_text)({**item, self.trimmed: text})
@@ -199,7 +199,7 @@ class Task:
 
     @property
     def scored_fields(self) -> set[str]:
-        """The fields that its metrics read."""
+        """The fields that the task's metrics read."""
         return {name for metric in self.metrics.values() for name in metric.needs}
 
     @property
@@ -217,10 +217,10 @@ class Task:
         return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, fields: Collection[str]) -> None:
-        """Check these fields, which will be read; if the scorer reads one of them, the record's group too.
+        """Raise UserError, beginning with `where`, if one of these fields, which will be read, is invalid.
 
-        UserError, beginning with `where`, also if the group is not one of the task's; None, an unknown group, is
-        allowed.
+        If the scorer reads one of them, the record's group is checked too: it must be one of the task's groups, or None
+        if it is unknown.
         """
         is_scored = not self.scored_fields.isdisjoint(fields)
         for name, form in self.fields.items():

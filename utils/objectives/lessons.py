@@ -29,14 +29,14 @@ from utils.training.examples import Lesson
 
 @dataclass(frozen=True)
 class Objective:
-    """The defaults of a training. Those without a source are guesses."""
+    """The defaults of a training. Defaults without a source are guesses."""
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
     warmup: float = 0.1  # share of all steps
     schedule: str = "linear"
     batch: int = 32  # questions per step; with grpo, calls
-    is_published: bool = True  # whether a paper says so
+    is_published: bool = True  # whether `batch` is a paper's
     epochs: int | None = 1
     target_tokens: int = 2048
 
@@ -96,7 +96,7 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
 
 
 def objective_of(args: Namespace) -> Objective:
-    """Return the defaults for these flags."""
+    """Return the defaults of the training that these flags choose."""
     return REFERENCES if uses_references(args) else OBJECTIVES[args.objective]
 
 
@@ -139,7 +139,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
             continue
         where = f"{args.target_addr}: id {quote(record['id'])}"
         values = task.values(record)
-        for name in prompt.placeholders - values.keys() - {"profile"}:  # notes, or else the record's own fields
+        for name in prompt.placeholders - values.keys() - {"profile"}:  # from notes, or the record's own fields
             values[name] = _note(response, name, where, record.get(name))
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
         is_cut = any(text.get("truncated") for text in (response, worse or {}))
@@ -153,7 +153,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
 def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
     """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
 
-    There, the student could copy what only the teacher should know (GRASP's filter).
+    From such a profile, the student could copy what only the teacher should know (GRASP's filter).
     """
     lessons, leaked = [], []
     for record in records:
@@ -174,11 +174,11 @@ def _note(response: dict[str, Any], name: str, where: str, default: Any = None) 
 
 
 def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict[str, Any]] | None:
-    """Return the first response to each answered question; UserError if a question is not in the dataset."""
+    """Return the first response to each answered question by id; UserError if one is not in the dataset."""
     if path is None:
         return None
     responses = {key: outputs[0] for key, outputs in read_responses_to(records, path, task).items()}
-    # A response with the score null was selected without one.
+    # A response whose score is null was selected although it has no score.
     return {
         key: response
         for key, response in responses.items()
@@ -187,7 +187,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
-    """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
+    """Return the scorer's fields that were seen by this training, the makers of its texts, or an earlier training."""
     files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
         shown |= set(task.gold_plan_needs)
@@ -213,7 +213,7 @@ def choose_prompt(args: Namespace, task: Task) -> Prompt:
 
 
 def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
-    """Return the teacher's prompt, if the objective has one."""
+    """Return the teacher's prompt; None if the objective has no teacher."""
     if args.objective != "distill":
         return None
     if "teacher" not in task.prompts or task.private_notes is None:

@@ -1,4 +1,4 @@
-"""DPO on pairs of texts, by TRL's trainer, which gets our token ids: prompts are those of baselines.py."""
+"""DPO on pairs of texts, by TRL's trainer; it gets our token ids, so that prompts are those of baselines.py."""
 
 import shutil
 from pathlib import Path

@@ -40,7 +40,7 @@ def scored_addr(args: Namespace) -> str:
 def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
     """Return each sample's advantage in its question (GRPO, arXiv 2402.03300): (score - mean) / (deviation + 1e-4).
 
-    The deviation is the population's. Empty if all scores are equal, or there is only one.
+    The deviation is the population's. The result is empty if all scores are equal or there is only one.
     """
     if len(set(scores.values())) < 2:
         return {}
@@ -51,9 +51,9 @@ def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
 def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bool]) -> dict[int, float]:
     """Return each sample's advantage as PR2's public code, deleted since, computes it (arXiv 2602.19317).
 
-    With v the score of the sample that did not search: (s - v - mean) / deviation - 2 v / (deviation of those that
-    searched), with mean and deviation over all; v's own advantage is 0. Deviations are of n - 1. Empty unless exactly
-    one sample did not search, at least two did, and both deviations are above 0.
+    If v is the score of the sample that did not search, a sample with score s has (s - v - mean) / deviation - 2 v /
+    (deviation of samples that searched), with mean and deviation over all, by n - 1; the sample that did not search has
+    0. The result is empty unless exactly one sample did not search, and the scores of those that did are not all equal.
     """
     with_search = {number: score for number, score in scores.items() if searched[number]}
     without = [score for number, score in scores.items() if not searched[number]]
@@ -95,7 +95,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
 
 
 def read_responses_to(records: list[Record], path: str, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Return a response file's content; UserError if a question is not in the dataset, or another one there."""
+    """Return a response file's content; UserError if a question is not in the dataset, or is worded otherwise there."""
     responses = read_responses(path, task)
     refuse_other_questions(path, responses, records)
     if foreign := sorted(responses.keys() - {record["id"] for record in records}):
@@ -106,7 +106,7 @@ def read_responses_to(records: list[Record], path: str, task: Task | None = None
 
 
 def note_other_model(args: Namespace, identity: str) -> None:
-    """Print a note if the calls to learn from are another model's, because the ratios then begin at the wrong one."""
+    """Print a note if another model made the calls to learn from: ratios assume samples of the trained model itself."""
     made = noted_settings(args.trace_addr.removesuffix(TRACE))
     sampled = (made.get("models") or {}).get(args.role) or made.get("planner" if args.role == "planner" else "model")
     if sampled not in (None, identity) and is_first_process():
@@ -144,7 +144,7 @@ def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
 def sample_scores(
     args: Namespace, responses: dict[str, list[dict[str, Any]]], calls: Mapping[Sample, list[Line]]
 ) -> dict[str, dict[int, float]]:
-    """Return each sample's reward, higher is better, by question id and number; one without a verdict has none."""
+    """Return rewards, higher is better, by question id and sample number; a sample without a verdict has none."""
     samples, responses_addr = split(responses), scored_addr(args)
     if are_rewards(args.score_addr):
         scores, lower_is_better = read_rewards(in_order(args.score_addr, samples, responses_addr)), False
@@ -169,9 +169,9 @@ def sample_scores(
 
 
 def example_of(line: Line, record: Record, window: Window, advantage: float) -> Example | None:
-    """Return the example of a call; None if its text or the whole of it is longer than the window allows.
+    """Return the example of a call; None if its text, or prompt and text together, are longer than the window allows.
 
-    A text that a `stop` may have ended is learnt without its end, which could be that text or the end of the turn.
+    A text that was cut, or that a `stop` may have ended, is learnt without the token that ends a turn.
     """
     prompt, target = window.chat.render(line["messages"]), window.chat.render_reply(line["text"])
     target = target[:-1] if line.get("stop") or line.get("truncated") else target

@@ -25,7 +25,7 @@ CLIP = 0.2  # of GRPO's ratio, on both sides
 class EncoderDecoderTrainer(TextTrainer):
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-        """Return a batch: prompts as in `pad_passages`, a plain one as a single passage, and `labels` (B, T)."""
+        """Return a batch: prompts as in `pad_passages`, a plain prompt as a single passage, and `labels` (B, T)."""
         batch = pad_passages([passages_of(example.prompt) for example in examples], pad, "cpu")
         targets = [torch.tensor(list(example.target)) for example in examples]
         labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=NO_LOSS)
@@ -67,7 +67,7 @@ def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 class DistillationTrainer(CausalTrainer):
     """On-policy self-distillation (GRASP, arXiv 2609.35262): the student learns from a teacher that sees the rubric.
 
-    It samples a reply per question, and its distribution at each of the reply's tokens is brought to the teacher's. The
+    The student samples a reply per question, and learns the teacher's distribution at each token of the reply. The
     loss is the mean over a reply's tokens, averaged over the step's questions. The teacher is the model that the
     training starts from, frozen: the same weights without the adapter. TRL's GKDTrainer does not serve here, because
     its teacher reads the student's prompt and is a second copy of the model.
@@ -112,9 +112,9 @@ def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tens
     """Return each token's loss (N,): -min(r A, clip(r) A), plus `kl` times an estimate of KL(now || before).
 
     Args:
-        now, before: log-probabilities (N,) of the tokens by the model, and by the one before the first step.
-        advantages: (N,) of the tokens' samples.
-        kl: the estimate is exp(before - now) - (before - now) - 1 (Schulman's k3), which is never negative.
+        now, before: log-probabilities (N,) of the tokens by the model, and by the model before the first step.
+        advantages: (N,), for each token the advantage of its sample.
+        kl: weight of the estimate exp(before - now) - (before - now) - 1 (Schulman's k3), which is never negative.
     """
     ratio = (now - before).exp()
     loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
@@ -122,7 +122,7 @@ def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tens
 
 
 class ScoreTrainer(CausalTrainer):
-    """GRPO on a round of scored samples: the clipped ratio of each token's probability to the one before the round.
+    """GRPO on a round of scored samples: the clipped ratio of each token's probability to that before the round.
 
     With one step per round it is GRPO (arXiv 2402.03300) on samples of the model itself; further steps are clipped as
     in PPO. As in DAPO (arXiv 2503.14476), all tokens of the round have the same weight. There is no dropout, because
@@ -138,7 +138,7 @@ class ScoreTrainer(CausalTrainer):
                 module.p = 0.0
 
     def learn(self, *run: Any) -> dict[str, Any]:
-        # The weights are still those before the first step: a checkpoint is read later.
+        # Here the weights are still those before the first step, because a checkpoint is read later.
         self.train_dataset = list(zip(self._training.examples, self.log_probs(), strict=True))
         return super().learn(*run)
 
@@ -163,7 +163,7 @@ class ScoreTrainer(CausalTrainer):
     def collate(pairs: Sequence[tuple[Example, list[float]]], pad: int) -> dict[str, torch.Tensor]:
         """Return a batch of examples with their log-probabilities before the first step.
 
-        It is CausalTrainer's, with each target token's `before` and `advantages`, both (N,).
+        The batch is CausalTrainer's, with `before` and `advantages` of each target token, both (N,).
         """
         advantages = [example.advantage for example, _ in pairs for _ in example.target]
         return CausalTrainer.collate([example for example, _ in pairs], pad) | {

@@ -1,10 +1,10 @@
-"""Contexts: long histories in a file beside a dataset, one per line, that the profiles of many questions refer to.
+"""Contexts: long histories that many questions' profiles refer to, one per line of a file beside the dataset.
 
 A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to a context is `{"contexts": the file's
-path relative to the dataset's folder, "sha256": its hash, "context": the id, "end": the number of messages before the
-question}`. In a ranked dataset it also has `{"unit": "message" or "session", "order": the items' numbers, best first}`.
-Once read, it is a sequence of items like any other profile; its messages are read from the file when needed. A system
-message begins a session. System messages, which hold the persona card, are not items.
+path relative to the dataset's folder, "sha256": the file's hash, "context": the id, "end": the number of messages
+before the question}`. In a ranked dataset it also has `{"unit": "message" or "session", "order": the items' numbers,
+best first}`. Once read, such a profile is a sequence of items like any other; its messages are read from the file when
+needed. A system message begins a session. System messages, which hold the persona card, are not items.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
 
 
 class ContextsFile:
-    """A file of contexts in memory; each is decoded when needed, and a few stay decoded.
+    """A file of contexts, held in memory as raw lines; a context is decoded when needed, and the last few are kept.
 
     Attributes:
         sha256: the file's hash, in hex.
@@ -81,7 +81,7 @@ class ContextsFile:
 class Profile(Sequence):
     """The items of a history up to a question: messages or sessions, each `{id, text, session, places}`.
 
-    `places` are the indices in `messages` of the item's messages. An item of one message also has its `role`.
+    `places` are the indices of the item's messages in `messages`. An item that is a message also has its `role`.
     """
 
     def __init__(self, file: ContextsFile, reference: dict[str, Any], where: str):
@@ -90,7 +90,7 @@ class Profile(Sequence):
 
     @property
     def messages(self) -> Messages:
-        """Return all messages before the question; UserError if the context has fewer."""
+        """Return all messages before the question; UserError if the context has fewer than `end`."""
         messages, end = self._file.read(self.reference["context"])[0], self.reference["end"]
         if end > len(messages):
             raise UserError(
@@ -99,12 +99,12 @@ class Profile(Sequence):
         return messages[:end]
 
     def by(self, unit: str) -> "Profile":
-        """Return the same history in chronological order, with items of this unit."""
+        """Return the same history divided into items of this unit, in chronological order."""
         reference = {name: value for name, value in self.reference.items() if name not in ("unit", "order")}
         return Profile(self._file, {**reference, "unit": unit}, self._where)
 
     def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
-        """Return the reference to these items in another order, for a dataset in `folder`."""
+        """Return the reference that a dataset in `folder` stores for this profile with its items in the given order."""
         contexts = os.path.relpath(os.path.realpath(self._file.path), os.path.realpath(folder))
         return {
             **self.reference,
@@ -114,7 +114,7 @@ class Profile(Sequence):
         }
 
     def beginning_with(self, numbers: Sequence[int]) -> "Profile":
-        """Return the same history with these items first."""
+        """Return the same history with the items of these numbers first, and the other items after them."""
         others = sorted(set(range(len(self))).difference(numbers))
         order = [self._order[number] for number in (*numbers, *others)]
         return Profile(self._file, {**self.reference, "order": order}, self._where)
@@ -136,7 +136,7 @@ class Profile(Sequence):
 
     @cached_property
     def _items(self) -> list[tuple[int, ...]]:
-        """Each item's message indices, in chronological order; UserError if `order` has another number of items."""
+        """Each item's message indices, in chronological order; UserError if `order` has more or fewer items."""
         sessions = self._file.read(self.reference["context"])[1]
         groups: dict[int, list[int]] = {}
         for place, message in enumerate(self.messages):
@@ -161,7 +161,7 @@ def open_profile(record: Record, dataset: Path) -> Profile:
     """Return the profile that a record of this dataset refers to; UserError if its context is missing or invalid."""
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
     beside = [path.parent / reference["contexts"] for path in (real_path(dataset).absolute(), dataset.absolute())]
-    file = _contexts_file(beside[0] if beside[0].exists() else beside[1])  # a link may have its own copy beside it
+    file = _contexts_file(beside[0] if beside[0].exists() else beside[1])  # [1]: beside a link, not its target
     if reference.get("sha256", file.sha256) != file.sha256:
         raise UserError(f"{file.path}: not the file that {dataset} was made with; restore that file")
     if reference["context"] not in file:
@@ -194,17 +194,17 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
 
 
 def first_items(profile: Sequence[Item], numbers: Sequence[int]) -> Sequence[Item]:
-    """Return a profile whose first items are these."""
+    """Return a profile that begins with the items of these numbers; a plain list has only these items."""
     if isinstance(profile, Profile):
         return profile.beginning_with(numbers)
     return [profile[number] for number in numbers]
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
-    """Return records with profiles that refer to contexts in the file `name`, and how many records were left out.
+    """Return the records, their profiles now referring to contexts in the file `name`, and how many are left out.
 
     Records of one context are adjacent, sorted by `end`, so that an engine computes their shared prefix once.
-    UserError if a context is missing or an end lies outside it; with `skip_invalid`, the latter records are left out.
+    UserError if a context is missing or a record's end lies outside its context; `skip_invalid` leaves the latter out.
     """
     numbers = {context_id: number for number, context_id in enumerate(file)}
     placed = []
@@ -247,7 +247,7 @@ def _sessions_of(messages: Messages) -> list[int]:
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
     """Write the messages of JSON files as contexts; UserError if a message's content is not a text.
 
-    A file is a list of messages, or has it under `key`, or under another name, where the first list counts.
+    A file is a list of messages, or an object with this list under `key`; without `key`, the first list in it is used.
     """
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):

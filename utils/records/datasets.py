@@ -21,7 +21,7 @@ from utils.cli.progress import announce_file
 from utils.records.contexts import open_profile
 from utils.records.stream import stream_records
 
-# The fields of a record that a script reads, or a function that returns them from the benchmark.
+# The fields of a record that a script reads, or a function that returns these fields for a benchmark.
 Needs = Sequence[str] | Callable[[Task], Iterable[str]]
 
 
@@ -32,7 +32,7 @@ def fields_of(needs: Needs, task: Task) -> set[str]:
 def read_dataset(path: str | Path, needs: Needs = ()) -> list[Record]:
     """Return a dataset's records in file order, with string ids, checked for id, question and needed fields.
 
-    A UserError names file, record and field.
+    A UserError for an invalid record names the file, the record and the field.
     """
     return list(DatasetFile(path).scan(needs))
 
@@ -49,7 +49,7 @@ class DatasetFile:
         self._version: list[int] = []  # of the file; set by `scan`
 
     def scan(self, needs: Needs = ()) -> Iterator[Record]:
-        """Yield every record, checked as by `read_dataset`; afterwards, each can be read again by its number."""
+        """Yield every record, checked as in `read_dataset`; afterwards, each record can be read again by its number."""
         self.ids, self._places, self._needs = [], [], needs
         numbers: dict[str, int] = {}
         announce_file("reading", self.path)
@@ -72,7 +72,7 @@ class DatasetFile:
         return len(self._places)
 
     def __getitem__(self, number: int) -> Record:
-        """Return the record with this number and a string id; UserError if the file has changed since."""
+        """Return the record with this number, its id a string; UserError if the file has changed since `scan`."""
         offset, length = self._places[number]
         try:
             with open(self.path, "rb") as file:
@@ -87,7 +87,7 @@ class DatasetFile:
 
 
 def _version(file: Path | int) -> list[int]:
-    """Return what tells a file from one that replaces it, or from itself when it is written again."""
+    """Return values of a file that change when the file is replaced or written again."""
     status = os.stat(file)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
@@ -96,7 +96,7 @@ def read_questions(path: str | Path, needs: Needs, num_items: int | None = None)
     """Read a dataset without the unused parts of profiles, which may take gigabytes.
 
     Args:
-        num_items: how many of a profile's first items are kept. None: all if `needs` has the profile, else none.
+        num_items: how many of a profile's first items to keep. None: all if `needs` has the profile, otherwise none.
     """
     file, records = DatasetFile(path), []
     for record in file.scan(needs):
@@ -120,9 +120,9 @@ def check_record(record: Any, where: str, needs: Needs) -> None:
 
 
 def with_profile(record: Record, path: str | Path, needs: Needs) -> Record:
-    """Return a checked record of this file, with its context if its profile refers to one and is needed.
+    """Return a checked record of this file, whose profile is opened if `needs` has it and it refers to a context.
 
-    UserError if the context is missing or invalid. References to contexts are followed only here.
+    UserError if the context is missing or invalid. No other function follows references to contexts.
     """
     if isinstance(record.get("profile"), dict) and "profile" in fields_of(needs, task_of(str(path), [record])):
         return {**record, "profile": open_profile(record, Path(path))}
@@ -130,9 +130,9 @@ def with_profile(record: Record, path: str | Path, needs: Needs) -> Record:
 
 
 def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
-    """Raise UserError if an id is in two datasets of one table; `datasets` holds each one's ids by path.
+    """Raise UserError if an id is in two datasets of one table; `datasets` holds each dataset's ids by its path.
 
-    The table would refuse their scores, but only after all answers are generated and judged.
+    The table would refuse the scores of such datasets, but only after all answers are generated and judged.
     """
     for (first, ids), (second, others) in combinations(datasets.items(), 2):
         if shared := [question_id for question_id in ids if question_id in others]:
@@ -146,6 +146,6 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
 def select_questions(
     records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
 ) -> list[Record]:
-    """Return those of the first `limit` records that are in the shard, by a hash of the id, in file order."""
+    """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard."""
     digests = ((record, hashlib.sha256(record["id"].encode()).digest()) for record in records[:limit])
     return [record for record, digest in digests if int.from_bytes(digest[:8], "big") % num_shards == shard_index]

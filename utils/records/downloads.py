@@ -38,13 +38,13 @@ def make_file(
 ) -> None:
     """Write one dataset file and its manifest, which begins with `run`, and print a summary.
 
-    Histories that questions share are written first, to a file of their own beside the dataset, and so are responses,
-    to one per column. With `skip_invalid`, questions whose end lies outside their history are left out.
+    Files beside the dataset are written first: one of the histories that questions share, and one for each column of
+    responses. With `skip_invalid`, questions whose end lies outside their history are left out.
     """
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
-    stem = real_path(path).with_suffix("")  # of the file that is written, if the path is a link
+    stem = real_path(path).with_suffix("")  # of a link's target, which is the file that is written
     beside = stem.with_name(f"{stem.name}_contexts.jsonl") if originals.contexts or originals.link else None
     name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
@@ -97,9 +97,9 @@ def describe_figures(figures: dict[str, Any]) -> str:
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
-    """Return each history's path at the source by its link; UserError if the source has no such file.
+    """Return the path at the source of each linked history, by link; UserError if the source lacks the file.
 
-    A link is a path from the table's folder or one above it; an address or other folders may precede it.
+    A link ends with a path relative to the table's folder or a parent of it; an address or folders may come first.
     """
     [table] = originals.questions
     folder, paths_by_link = PurePosixPath(table).parent, {}
@@ -154,7 +154,7 @@ def write_questions(
 
 
 def compare_ids(path: Path, other: Path) -> None:
-    """Print how many of a dataset's ids are not in the dataset that has the same questions, or how to find out."""
+    """Print how many ids are in only one of two datasets with the same questions, or how to get the dataset `other`."""
     if not other.exists():
         print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
         return
@@ -172,9 +172,9 @@ def write_with_contexts(
     overwrite: bool,
     skip_invalid: bool,
 ) -> dict[str, Any]:
-    """Write the contexts, copied or made of linked histories, and the records to `path`, and return counts.
+    """Write the contexts, copied or made of linked histories, to `beside` and the records to `path`; return counts.
 
-    UserError, before the contexts are replaced, if a file is damaged or a question refers to a missing context.
+    UserError if a file is damaged or a question refers to a missing context; existing contexts are then kept.
     """
     announce_file("reading", files[originals.contexts or originals.questions[0]])
     delete_leftovers(beside)
@@ -182,7 +182,7 @@ def write_with_contexts(
         questions = [files[name] for name in originals.questions]
         records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
         if originals.link:
-            records = list(records)  # so that their errors are reported first
+            records = list(records)  # so that errors in the records are reported first
             histories = {link: files[name] for link, name in originals.linked.items()}
             write_contexts(histories, originals.messages, copy)
         shared = copy if originals.link else files[originals.contexts]
@@ -204,7 +204,7 @@ def write_with_contexts(
 
 
 def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
-    """Count the questions with two options of the same text, and those where one of the two is the right one."""
+    """Count the questions with two options of the same text, and the questions whose right option has a twin."""
     twins = {"identical_options": 0, "identical_to_right": 0}
     for record in records:
         texts = task.options.texts(record) if task.options else {}

@@ -1,4 +1,4 @@
-"""Find texts that only the scorer may see in a question's profile, which every method sees."""
+"""Find texts that only the scorer may see, but that a question's profile shows to every method."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
     profile = record.get("profile")
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
     texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
-    whole = "\n".join(texts)  # searched at once, because hardly any text is found
+    whole = "\n".join(texts)  # searched first as one text, because most profiles contain no hidden text
     hidden = [(name, hidden_text) for name, hidden_text in hidden if hidden_text in whole]
     for text in texts if hidden else ():
         yield from dict.fromkeys(name for name, hidden_text in hidden if hidden_text in text)
 
 
 def padded(text: str) -> str:
-    """Return the words between single spaces, so that only whole words are found."""
+    """Return the text with one space before and after each word, so that a search finds only whole words."""
     return f" {' '.join(text.split())} "

@@ -1,8 +1,8 @@
 """Read benchmarks' published files, downloaded or in a user's folder, as records.
 
 LaMP: an array of questions `{id, input, profile}`, and a file of right answers `{"task": "LaMP_4", "golds": [{id,
-output}]}`, which is withheld for test sets. LongLaMP's emails: the same, with a bare list of answers. LongLaMP's other
-tasks: rows `{input, output, profile}`, whose ids are made from a prefix that the caller gives and the row's number.
+output}]}`, which is withheld for test sets. LongLaMP's emails: as in LaMP, but the answers are a bare list. LongLaMP's
+other tasks: rows `{input, output, profile}`; a row's id is made from the caller's prefix and the row's number.
 PersonaMem: a table of questions, and a file of histories.
 """
 
@@ -36,9 +36,9 @@ def read_originals(
 
     Args:
         questions_addr: one file, or several to read one after the other.
-        outputs_addr: the right answers, if they have their own file.
+        outputs_addr: the file of right answers, if the questions' files lack them.
         name: the prefix of ids for rows without ids, such as config and split.
-        ids_repeat: append to a repeated id the number of its occurrence, from 2.
+        ids_repeat: accept repeated ids, and append to each repetition its number, from 2.
 
     Raises:
         UserError: a record is invalid; names the file, the record and the field.
@@ -87,10 +87,10 @@ class _Golds(msgspec.Struct):
 
 
 def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
-    """Return answers by question id, right ones or a system's, from a file in LaMP's format.
+    """Return the right answers or a system's answers by question id, from a file in LaMP's format.
 
-    LongLaMP's builder of emails writes a bare list of right answers. UserError if the file is invalid or holds another
-    task's answers; with `task` None, the task is not checked and a bare list is invalid.
+    The file may also be the bare list that LongLaMP's builder of emails writes. UserError if the file is invalid or has
+    another task's answers; if `task` is None, the task is not checked, and a bare list is invalid.
     """
     content = read_json(path)
     if isinstance(content, list) and task is not None:
@@ -110,7 +110,7 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
 def rows_of(path: Path) -> Iterator[Any]:
     """Yield the rows of a table, the records of JSON Lines or a JSON array, or the `golds` of LaMP's builder of emails.
 
-    The builder wraps its test questions in an object. UserError if the file is invalid.
+    That builder writes its test questions as the list `golds` of an object. UserError if the file is invalid.
     """
     if path.suffix == ".parquet" or is_table(path):
         yield from table_rows(path) if is_table(path) else _parquet_rows(path)
@@ -133,7 +133,7 @@ def is_wrapped(path: Path) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of CSV or TSV as dicts keyed by its header; UserError if a row has more or fewer columns."""
+    """Yield the rows of a CSV or TSV file as dicts by column name; UserError if the file is not a valid table."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         check_readable(path)  # a pipe would be waited for

@@ -24,7 +24,7 @@ from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"
 CONTROLS_SCRIPT = "utils/make_controls.py"
-UNUSABLE = "unusable_calls"  # of a method's models, by role: how many, and of how many
+UNUSABLE = "unusable_calls"  # field with the unusable calls and all calls of a method's models, by role
 
 
 def collect_responses(
@@ -32,8 +32,8 @@ def collect_responses(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the response file's content from answers by (question id, output number), in the dataset's order.
 
-    A question keeps its answers up to the first missing one, so that the i-th stays the i-th. With `field` "aspects",
-    the content is that of a file of plans; an answer also has the hash of its question.
+    A question keeps only its answers before the first missing one, so that each stays at the place of its number. With
+    `field` "aspects", the content is that of a file of plans; otherwise an answer also has its question's hash.
     """
     hashes = {record["id"]: {"question_hash": question_hash(record)} for record in records} if field == "output" else {}
     responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
@@ -51,7 +51,7 @@ def question_hash(record: dict[str, Any]) -> str:
 
 
 def refuse_other_questions(path: str | Path, responses: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
-    """Raise UserError if responses answer another wording of their question, as from an older dataset."""
+    """Raise UserError if a response answers another wording of its question than these records have."""
     differing = [
         record["id"]
         for record in records
@@ -110,12 +110,12 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
 
 
 def is_lamps_own(content: Any) -> bool:
-    """Return whether a file's content is in LaMP's own format; in ours, a question's responses are never a text."""
+    """Return whether a file's content is in LaMP's own format, where `task` is a text; in ours, no value is a text."""
     return isinstance(content, dict) and isinstance(content.get("task"), str)
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
-    """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
+    """Return each row's response by question id; UserError, naming the row, if one is invalid or an id is repeated."""
     if task is None or task.files.read_answer is None:
         of_task = f" for {task.name}" if task else ""
         raise UserError(f"{path}: a CSV file; give responses{of_task} as JSON")
@@ -140,7 +140,7 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, expected: str) -> dict[str, list[dict[str, Any]]]:
-    """Return `samples`; UserError, ending with `expected`, unless each question has some objects of this form."""
+    """Return `samples`; UserError, ending with `expected`, unless each question has a list of objects of this form."""
     if not isinstance(samples, dict):
         raise UserError(f"{path}: found {kind(samples)}; {expected}")
     for question_id, outputs in samples.items():
@@ -158,7 +158,7 @@ def match_responses(
     dataset_ids: Iterable[str],
     allow_partial: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return those of `questions` that have a response.
+    """Return the questions that have a response.
 
     UserError if a question has no response, a response's id is not in the dataset, or a response is to another
     question with the same id; the error names the first five and the remedy. With `allow_partial`, questions may lack a
@@ -185,7 +185,7 @@ def match_responses(
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
-    """Return each response file's first response to a question, which is the one that is judged."""
+    """Return the text of each response file's first response to a question; only the first is judged."""
     return [answers[question_id][0]["output"] for answers in responses]
 
 
@@ -196,7 +196,7 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 def refuse_gaps(path: str | Path) -> None:
     """Raise UserError if the manifest beside a response file says that answers are missing.
 
-    A server failed to give them, or a user's own method raised.
+    Answers are missing where a server failed or a user's own method raised an error.
     """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
@@ -212,12 +212,12 @@ def refuse_gaps(path: str | Path) -> None:
 def default_metric(task: Task, paths: Iterable[str]) -> str:
     """Return the default metric of these response files: the task's first, or first official one for encoder-decoders.
 
-    UserError if the files are of both kinds and their metrics differ.
+    UserError if only some files are by encoder-decoders and the two metrics differ.
     """
     ours, official = (task.metric_names(is_official)[0] for is_official in (False, True))
     if ours == official:
         return ours
-    # LaMP's own answers are by beam search. A missing file is reported by its reader.
+    # Only encoder-decoders use beam search, as LaMP does. A missing file is reported by its reader.
     is_by_beams = [Path(path).is_file() and "num_beams" in settings_of(path) for path in paths]
     metrics = {official if is_official else ours for is_official in is_by_beams}
     if len(metrics) > 1:
@@ -229,7 +229,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
 
 
 def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
-    """Return responses with the text in `field`, which a metric reads, as `output`, if they have one."""
+    """Return the responses as a metric that reads `field` sees them: `output` is the text of `field`, if it has one."""
     if field == "output":
         return responses
 
@@ -240,7 +240,7 @@ def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str,
 
 
 def origin_of(path: str) -> dict[str, Any] | None:
-    """Return how the responses in a file were generated, by the manifest beside it; None if unknown."""
+    """Return how a file's responses were generated, according to the manifest beside it; None without a manifest."""
     manifest = manifest_of(path)
     if manifest is None:
         return None

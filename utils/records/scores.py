@@ -46,8 +46,8 @@ def score_file(
     Args:
         name: the metric's name.
         records: the whole dataset.
-        asked: ids of this run's questions; a question that needs no verdicts is listed only if it is among them.
-        verdicts: by the metric's keys; `no_answer` for a missing answer.
+        asked_ids: ids of this run's questions; a question that needs no verdicts is listed only if its id is here.
+        verdicts: by `Metric.keys`; the verdict on a missing answer is `no_answer`.
         head: further fields, from `carried` and `Metric.over_outputs`.
     """
     metric = task.metrics[name]
@@ -79,7 +79,7 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
-    """Return an entry's id, groups, cluster and a hash of what the judge sees: only equal hashes are comparable."""
+    """Return an entry's id, groups, cluster and hash of what the judge sees; only entries with equal hashes compare."""
     judged = [*metric.judge_inputs(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
     cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
@@ -87,18 +87,18 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
 
 
 def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
-    """Return a score file's metric, by name and itself; None if the task has no metric of that name."""
+    """Return the name of a score file's metric, and the metric: None if the task has none of that name."""
     name = scores.get("strategy", next(iter(task.metrics)))
     return name, task.metrics.get(name) if isinstance(name, str) else None
 
 
 def metric_behind(scores: Scores) -> Metric:
-    """Return the metric of a read score file."""
+    """Return the metric of a score file that `read_scores` returned."""
     return tasks()[scores["task"]].metrics[scores["strategy"]]
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """Return a read file's strategy, and how verdicts were obtained unless in the metric's usual way."""
+    """Return the strategy of a file that `read_scores` returned, and the way of its verdicts if that is unusual."""
     name, metric = metric_of(tasks()[scores["task"]], scores)
     if "verdicts" in scores:
         return f"{name}, {scores['verdicts']}"
@@ -173,7 +173,7 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
 def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
     """Raise UserError unless an entry is as `read_scores` needs it; derive its group from its fields if it has none.
 
-    If the metric needs users, the entry must have one: intervals and tests would else take it for independent.
+    If the metric needs users, the entry must name its user; otherwise intervals and tests take it for independent.
     """
     if "group" not in entry:
         entry |= task.group_of(entry)

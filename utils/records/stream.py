@@ -23,7 +23,7 @@ def is_table(path: str | Path) -> bool:
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
     """Yield each record of a JSON array, or of JSON Lines in a *.jsonl file, with its offset and length in bytes.
 
-    UserError if the file is invalid, after the records before the error.
+    If the file is invalid, the records before the error come first, then a UserError.
     """
     end = 0
     try:
@@ -41,7 +41,7 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
     except (OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size >= LARGE:  # reading it whole takes ten times its size in memory
             raise UserError(f"{path}: not a JSON array, or incomplete: cannot be read from byte {end} on") from None
-        content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # says what is wrong
+        content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # raises the exact error
         if content != []:
             raise UserError(f"{path}: found {kind(content)}; a dataset must be a JSON array of questions") from None
 
@@ -56,7 +56,7 @@ def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]
 def stream_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """Yield a parquet file's rows, a few in memory at a time; ValueError or OSError if the file is damaged.
 
-    The `datasets` library would hold whole row groups: 1.8 GB instead of 140 MB.
+    The `datasets` library would hold whole row groups in memory: 1.8 GB instead of 140 MB.
     """
     from pyarrow.parquet import ParquetFile
 

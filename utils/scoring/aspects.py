@@ -21,10 +21,10 @@ def question_score(
         between: accept any number from 0 to 2, such as an expectation or a mean.
 
     Returns:
-        None if an aspect has no verdict, unless `unscored_as_zero`.
+        The score; None if an aspect has no verdict and `unscored_as_zero` is False.
 
     Raises:
-        ValueError: no aspects, or a score that is neither None nor 0, 1 or 2; with `between`, nor a number from 0 to 2.
+        ValueError: no aspects, or a score that is not None, 0, 1 or 2 (with `between`: None or from 0 to 2).
     """
     if not aspect_scores:
         raise ValueError("a question without aspects has no score")
@@ -49,7 +49,7 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the `question_score` of an entry's details, None without any; ValueError if the details are invalid."""
+    """Return the `question_score` of an entry's details, None if these are empty; ValueError if they are invalid."""
     if not all(
         isinstance(detail, dict) and "score" in detail and isinstance(detail.get("aspect"), str) for detail in details
     ):

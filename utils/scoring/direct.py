@@ -8,13 +8,13 @@ from utils.scoring.verdicts import Verdict, is_answered, origin, score
 
 
 def entry(verdict: Verdict) -> dict[str, Any]:
-    """Return a question's entry in the score file; the verdict is its score, 0 without an answer."""
+    """Return a question's entry in the score file; its score is the verdict, or 0 without an answer."""
     details = [{"score": score(verdict), **origin(verdict)}]
     return {"answered": is_answered(verdict), "score": score(verdict), "details": details}
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the level in an entry's details, None if missing; ValueError if they do not hold exactly one level."""
+    """Return the level in an entry's details, None if missing; ValueError if the details are not exactly one level."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one level of direct scoring")
     level = details[0].get("score")
@@ -36,9 +36,9 @@ def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         score: the mean over the questions with a score; None without any.
-        num_unanswered: the questions without an answer, which score 0.
-        num_unscored: the missing verdicts.
-        score_unscored_as_zero: the mean over all questions, those without a score counted as 0.
+        num_unanswered: the number of questions without an answer, which score 0.
+        num_unscored: the number of missing verdicts.
+        score_unscored_as_zero: the mean over all questions, where a missing score counts as 0.
     """
     scores = [question["score"] for question in per_question if question["score"] is not None]
     return {

@@ -35,7 +35,7 @@ def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def result_by_default(answered: Sequence[bool]) -> str:
-    """Return the first system's result without a judge: a system that alone answered wins, else it is a tie."""
+    """Return the first system's result without a judge: if only one system answered, it wins; otherwise a tie."""
     if answered[0] == answered[1]:
         return "tie"
     return "win" if answered[0] else "loss"
@@ -54,9 +54,9 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the head of a pairwise score file.
 
     Returns:
-        wins, ties, losses: the first system's results, in questions.
+        wins, ties, losses: the numbers of questions with each of the first system's results.
         position_swap_rate: of the questions with verdicts in both orders, the share where the preference flips with
-            the order, 0 to 1. The judge cannot call a tie, so these are its ties. None without such questions.
+            the order, 0 to 1. A judge cannot call a tie, so flips are its ties. None without such questions.
         num_questions, num_scored_questions: all questions, and those with a result.
         num_unanswered: per system, the questions that it did not answer.
         num_unscored: the missing verdicts, at most two per question.

@@ -1,8 +1,8 @@
 """Scores of labels, ratings and texts against a reference, as LaMP and LongLaMP compute them. No judge is asked.
 
 The numbers equal those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
-F-measures, NLTK's METEOR. By LaMP's rules, a response is a label if, stripped, it is exactly one of the list. A rating
-is what Python's `float` reads; an unreadable one counts as the end of the scale that is farther from the reference.
+F-measures, NLTK's METEOR. By LaMP's rules, a response is a label if, stripped, it equals one of the labels. A rating is
+what Python's `float` reads; an unreadable rating counts as the end of the scale that is farther from the reference.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # METEOR's parameters, as LongLaMP sets them
 
 
 def read_label(response: str, labels: Sequence[str]) -> str:
-    """Return the label that the stripped response is, or an empty text."""
+    """Return the stripped response if it is one of the labels, otherwise an empty text."""
     response = response.strip()
     return response if response in labels else ""
 
 
 def read_rating(response: str | None) -> float | None:
-    """Return the response as a number, also beyond the scale; None if it is not one, or is too large for sums."""
+    """Return the response as a number, also beyond the scale; None if it is not a number, or too large to sum."""
     try:
         rating = float(response or "")
     except ValueError:
@@ -35,7 +35,7 @@ def read_rating(response: str | None) -> float | None:
 
 
 def rating_error(reference: float, rating: float | None) -> float:
-    """Return a rating's distance from the reference; an unreadable one is as far off as the scale allows.
+    """Return a rating's distance from the reference; an unreadable rating is as far off as the scale allows.
 
     LaMP accepts NaN and infinities as numbers, which makes the mean useless; here they count as unreadable.
     """
@@ -64,7 +64,7 @@ def meteor(reference: str, response: str) -> float:
     """Compute NLTK's METEOR, 0 to 1, on the tokens of NLTK's `word_tokenize`.
 
     Raises:
-        UserError: NLTK's data are missing; without WordNet's synonyms, the number would be another.
+        UserError: NLTK's data are missing; without WordNet's synonyms, the score would differ.
     """
     from nltk.tokenize import word_tokenize
     from nltk.translate.meteor_score import single_meteor_score

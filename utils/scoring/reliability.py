@@ -1,7 +1,7 @@
 """Agreement of raters beyond chance: Cohen's kappa of two, Krippendorff's alpha of any number. Pure.
 
-Both are 1 - observed disagreement / disagreement expected by chance, from the counts of each pair of values. Two values
-of a scale disagree by their squared distance, other values by 1 (Cohen 1968). The bootstrap resamples whole questions,
+Both are 1 - observed disagreement / disagreement expected by chance, from the counts of each pair of values. Different
+values disagree by 1, on a scale by their squared distance (Cohen 1968). The bootstrap resamples whole questions,
 because the ratings of one question depend on each other.
 """
 
@@ -17,7 +17,7 @@ Met = Sequence[tuple[float, float, float]]  # pairs of values, each with a weigh
 
 
 class Estimate(NamedTuple):
-    """A coefficient, None if undefined, and its 95% interval, None if undefined or all resamples agree."""
+    """A coefficient and its 95% interval; each is None if undefined, the interval also if all resamples agree."""
 
     value: float | None
     interval: tuple[float, float] | None
@@ -38,7 +38,7 @@ def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: b
 
 
 def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
-    """Estimate from pairs; a chance pair is two of all values (`less` 1), or one of each rater (`less` 0)."""
+    """Estimate from pairs; a pair by chance is two of all values (`less` 1), or one value of each rater (`less` 0)."""
     import numpy as np
 
     questions = [met for met in questions if met]
@@ -55,7 +55,7 @@ def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
     value = float(_beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)[0])
     if number < 2:
         return Estimate(value, None)
-    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # by question
+    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # (draws, questions)
     drawn = _beyond_chance((times @ tables.reshape(number, -1)).reshape(-1, *apart.shape), distances, less)
     low, high = np.nanquantile(drawn, [0.025, 0.975]).round(12).tolist()  # NaN: all values of a resample are the same
     return Estimate(value, (low, high) if low < high else None)

@@ -17,7 +17,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], _: bool = False) -> float | None:
-    """Return the reward in an entry's details, None if missing; ValueError if they do not hold exactly one number."""
+    """Return the reward in an entry's details, None if missing; ValueError if the details are not exactly one."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one reward")
     reward = details[0].get("score")
@@ -27,7 +27,7 @@ def score_of(details: list[dict[str, Any]], _: bool = False) -> float | None:
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the head of a score file; of an unanswered question, no verdict is missing."""
+    """Return the head of a score file; an unanswered question does not count as a missing verdict."""
     head = {"strategy": "reward", **summarize_scores(per_question)}
     del head["score_unscored_as_zero"]
     return head | {"num_unscored": head["num_unscored"] - head["num_unanswered"]}

@@ -1,4 +1,4 @@
-"""Verdicts of a metric on a response, missing ones, and the judge's uncertainty. Pure.
+"""Verdicts of a metric on a response, missing verdicts, and the judge's uncertainty. Pure.
 
 A missing answer differs from a missing verdict. A question that the model did not answer scores 0 without asking the
 judge, and is counted as "unanswered". A missing verdict has the score None: its question is left out of the means, and
@@ -17,7 +17,7 @@ from utils.scoring.reliability import krippendorffs_alpha
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
 
-# Fields about a verdict's origin; those from "probabilities" on are set here.
+# Fields about a verdict's origin; this module sets the fields from "probabilities" to "spread".
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
           "num_contexts_used")  # fmt: skip
 NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
@@ -48,7 +48,7 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
     Returns:
         value: the expectation over `probabilities`.
         probabilities: by verdict, scaled to sum to 1.
-        entropy: of `probabilities`, in bits: 0 for a judge that is sure, log2 of their number if all are equal.
+        entropy: of `probabilities`, in bits: 0 if one of them is 1, log2 of their number if all are equal.
         outside: the probability of any other text, 0 to 1.
     """
     most = max(log_probs.values())
@@ -64,12 +64,12 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
 
 
 def average(verdicts: Sequence[Verdict]) -> Verdict:
-    """Merge several verdicts of a judge on the same thing into one; return a missing answer's verdict unchanged.
+    """Merge a judge's verdicts on one response or part into one verdict; return a missing answer's verdict unchanged.
 
     Returns:
-        value: the mean of the verdicts that are not missing; None if all are.
-        drawn: all values, None for missing ones.
-        spread: the sample standard deviation of those not missing; None for fewer than two.
+        value: the mean of the verdicts that are not missing; None if all are missing.
+        drawn: all verdicts' values, None for a missing one.
+        spread: the sample standard deviation of the verdicts that are not missing; None for fewer than two.
     """
     if not is_answered(verdicts[0]):
         return verdicts[0]
@@ -88,12 +88,12 @@ def summarize_probability(per_question: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """Return figures for the head of a score file with `count` verdicts on each thing.
+    """Return figures for the head of a score file with `count` verdicts on each response or part.
 
     Returns:
         num_verdicts: `count`.
         num_missing_verdicts: how many verdicts the judge failed to give.
-        mean_spread: the mean over the things with at least two verdicts.
+        mean_spread: the mean `spread` over the responses or parts with at least two verdicts.
         krippendorff_alpha_interval: the judge's agreement with itself, as Krippendorff's alpha for interval data.
     """
     drawn = [detail for detail in _details(per_question) if "drawn" in detail]

@@ -1,4 +1,4 @@
-"""How often evaluators and humans prefer the same one of two systems: raters' choices and the statistics."""
+"""How often evaluators and humans prefer the same of two systems: reads raters' choices and computes the figures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from utils.tables.significance import share_interval
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
-Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
+Pairs = Sequence[tuple[float, float]]  # per question, the preferences of two evaluators or of one and the humans
 
 
 @dataclass
@@ -29,13 +29,13 @@ class Evaluator:
     strategy: str  # in words
     task: Task
     metric: Metric
-    files: list[list[str]] = field(default_factory=list)  # [first system's, second's] each, or [the pairwise one]
-    # By question id, each system's entry in its score file, {} if the file lacks it; or the one of the comparison.
+    files: list[list[str]] = field(default_factory=list)  # each [first system's, second system's], or [pairwise file]
+    # By question id, each system's entry in its score file ({} if the file lacks it), or the comparison's only entry.
     entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     # By question id, the first system's score minus the second's, or 1, 0 or -1 from a pairwise comparison. None if a
-    # system lacks a score, or the comparison a result, or if there are more than two systems.
+    # system has no score, if the comparison has no result, or if there are more than two systems.
     preferences: dict[str, float | None] = field(default_factory=dict)
-    not_asked: set[str] = field(default_factory=set)  # decided without a judge, because an answer is missing
+    not_asked: set[str] = field(default_factory=set)  # question ids: decided without a judge, as an answer is missing
     scores: list[float] = field(default_factory=list)  # all systems'; empty for pairwise comparisons
 
     @property
@@ -44,7 +44,7 @@ class Evaluator:
 
     @property
     def saw(self) -> list[str]:
-        """The fields that it reads and that only a scorer may see."""
+        """The fields that the judge reads although only a scorer may see them."""
         return [name for name in self.metric.needs if name in self.task.hidden_fields]
 
 
@@ -53,8 +53,8 @@ class Human:
     """Human raters' choices between two systems."""
 
     path: str
-    choices: dict[str, list[str]]  # by question id, one or more per question, each a key of `PREFERENCES`
-    # SHA-256 of the first and of the second system's response files that raters saw; empty if unknown.
+    choices: dict[str, list[str]]  # by question id, one or more keys of `PREFERENCES`
+    # Per system, the SHA-256 of its response files that raters saw; empty if unknown.
     responses: list[list[str]]
     raters: list[str]  # names; empty if unknown
 
@@ -88,7 +88,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
-    """Return the humans' own figures, each evaluator's against them, and those of each two evaluators."""
+    """Return the figures of the humans, of each evaluator against the humans, and of each two evaluators."""
     choices = human.choices if human else {}
     preferred = {key: PREFERENCES[majority(chosen) or "tie"] for key, chosen in choices.items()}
     return {
@@ -99,16 +99,16 @@ def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[st
 
 
 def majority(choices: Sequence[str]) -> str | None:
-    """Return the choice of more than half of the raters, None without one."""
+    """Return the choice of more than half of the raters; None if there is no such choice."""
     [(choice, count)] = Counter(choices).most_common(1)
     return choice if 2 * count > len(choices) else None
 
 
 def sign_test(first: int, second: int) -> dict[str, Any] | None:
-    """Test whether one of two systems is preferred more often, from the questions without a tie; None without any.
+    """Test whether one of two systems is preferred more often, from the questions without a tie; None if all are ties.
 
     Returns:
-        share: the first system's share.
+        share: the share of these questions where the first system is preferred.
         interval: the share's 95% interval (Clopper & Pearson 1934), which excludes 0.5 if p < 0.05.
         p: of the exact binomial test, two-sided.
     """
@@ -137,7 +137,7 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Return counts of questions, their sign test, and Cohen's kappa if there are just two raters."""
+    """Return the humans' counts of questions, the sign test on these, and Cohen's kappa if there are two raters."""
     outcomes = Counter(map(majority, choices.values()))
     num_raters = max(map(len, choices.values()))
     rated_by_all = [list(map(PREFERENCES.get, chosen)) for chosen in choices.values() if len(chosen) == num_raters]
@@ -156,9 +156,9 @@ def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> 
 
 
 def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare an evaluator with the humans' choices (1, 0 or -1), if any; undefined figures are None.
+    """Compare an evaluator with the humans' choices (1, 0 or -1) by question id; undefined figures are None.
 
-    `not_in_files` and `unscored` count the humans' questions that are left out, `not_rated` the evaluator's.
+    `not_in_files` and `unscored` count rated questions that are left out, `not_rated` scored questions left out.
     `accuracy_ties_half` and `accuracy_ties_wrong` are over the questions that humans decided, and count the evaluator's
     ties as half right and as wrong. `position_swap_rate` is the share of ties among a pairwise judge's questions.
     """
@@ -186,7 +186,7 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
 
 
 def swap_rate(evaluator: Evaluator) -> float | None:
-    """Return the share of a pairwise judge's questions where its preference flips with the order; None for others."""
+    """Return the share of a pairwise judge's questions where its preference flips with the order; otherwise None."""
     judged = [preference for key, preference in evaluator.decided.items() if key not in evaluator.not_asked]
     return share(judged.count(0), judged) if evaluator.strategy == "pairwise" else None
 

@@ -1,6 +1,6 @@
-"""The curve of best of N: what a judge gives the sample that another scorer likes best, for growing numbers N.
+"""The curve of best of N: the judge's score of the sample that another scorer scores highest, for growing numbers N.
 
-With M samples of a question, the expectation over all choices of N of them is exact: the sample with the i-th highest
+With M samples of a question, the expectation over all subsets of N samples is exact: the sample with the i-th highest
 of M scores, i from 0, is the best of N with probability C(M - 1 - i, N - 1) / C(M, N).
 """
 
@@ -24,7 +24,7 @@ RESAMPLES = 9_999
 
 
 class Curve(NamedTuple):
-    """Means over questions by N, with 95% intervals, and how many questions have fewer usable samples than the most."""
+    """Means over questions for each N, with 95% intervals, and the number of questions that lack usable samples."""
 
     numbers: list[int]
     means: list[float]
@@ -33,12 +33,12 @@ class Curve(NamedTuple):
 
 
 def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], number: int) -> float:
-    """Return the expected score of the best of `number` of a question's samples, or of all if there are fewer.
+    """Return the expected score of the best of `number` random samples of a question, or of all if there are fewer.
 
     Args:
-        judged: the score of each sample.
-        chosen_by: the score by which the best is chosen; None, of a missing answer, is the lowest. Of equal ones the
-            first is the best.
+        judged: the judge's score of each sample.
+        chosen_by: each sample's score by which the best is chosen; None, for a missing answer, is the lowest. Among
+            equal scores, the first sample is the best.
     """
     keys = [(score is None, -(score or 0)) for score in chosen_by]
     order, most = sorted(range(len(judged)), key=keys.__getitem__), min(number, len(judged))
@@ -47,11 +47,11 @@ def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], nu
 
 
 def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_better: bool = False) -> Curve:
-    """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in one order.
+    """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in the same order.
 
-    The best has the highest score in `chosen_by`, or the lowest one if `lower_is_better`. The mean is over the means of
-    groups. Intervals resample the questions of each group. Samples without a verdict of
-    the judge are left out; UserError if no question has one with it.
+    The best sample has the highest score in `chosen_by`, or the lowest if `lower_is_better`. The mean is over the means
+    of groups. Intervals resample the questions of each group. Samples without a verdict of the judge are left out;
+    UserError if no sample is left.
     """
     import numpy as np
 
@@ -100,14 +100,14 @@ def encode(responses: Responses) -> bytes:
 
 
 def read_sample_scores(paths: Sequence[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
-    """Read the score files in the samples' order; UserError unless each sample has one and all were judged alike."""
+    """Return score files by path in the samples' order; UserError unless each sample has one, all judged alike."""
     scores = {path: read_scores(path) for path in paths}
     check_same_judge(scores)
     return {path: scores[path] for path in in_order(paths, samples, response_addr)}
 
 
 def in_order(paths: Sequence[str], samples: list[Responses], response_addr: str) -> list[str]:
-    """Return the files with the samples' scores in the samples' order; UserError unless each sample has just one."""
+    """Return the score files' paths in the order of their samples; UserError unless each sample has exactly one."""
     numbers = {hashlib.sha256(encode(sample)).hexdigest(): number for number, sample in enumerate(samples)}
     path_of: dict[int, str] = {}
     for path in paths:

@@ -25,7 +25,7 @@ T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 @dataclass(frozen=True)
 class Point:
-    """A mean score, its 95% interval (see `interval_words`), both None if undefined, and the scored questions."""
+    """A mean score and its 95% interval (see `interval_words`), None if undefined, and the number of questions."""
 
     mean: float | None
     interval: tuple[float, float] | None
@@ -33,14 +33,14 @@ class Point:
 
 
 def columns_of(task: Task) -> list[str]:
-    """Return the task's groups, then the average, all questions, or both if there are several groups."""
+    """Return the columns' names: the groups and, if there are several, the average, all questions, or both."""
     return list(strata_of(task, []))
 
 
 def strata_of(
     task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
 ) -> dict[str, list[list[Any]]]:
-    """Return each column's questions in strata: a group's or all questions in one, or one stratum per group."""
+    """Return each column's questions in strata: one for a group or for all questions, one per group for the average."""
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
     for question in questions:
         by_group[group_of(question)].append(question)
@@ -85,7 +85,7 @@ def points_of(system: System) -> dict[str, Point]:
 
 
 def point_of(system: System, strata: Strata) -> Point:
-    """Compute a score and its interval; a mean over several groups' shares is not a share itself."""
+    """Compute a column's score and interval; only a single share gets `share_interval`, not an average of shares."""
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
@@ -111,7 +111,7 @@ def interval_words(system: System) -> str:
 
 @dataclass
 class Comparison:
-    """A system against a baseline in one column, over the questions that both have a score on; None is undefined."""
+    """A system against a baseline in one column, over the questions scored for both; undefined figures are None."""
 
     system: str
     baseline: str
@@ -121,14 +121,14 @@ class Comparison:
     pairing: tuple[int, int, int, int]
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
-    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by their `holm_name`
+    p_values: dict[str, float | None]  # by test (T_TEST, PERMUTATION), corrected ones by its `holm_name`
     test: str = T_TEST  # the test that decides daggers
     interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
     effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
     flips: int | None = None  # sign flips in PERMUTATION, if all were tried
 
     def shown_p(self, test: str) -> float | None:
-        """Return the corrected p-value if there is one, else the uncorrected one."""
+        """Return the corrected p-value of the test, or the uncorrected p-value if none was corrected."""
         return self.p_values.get(holm_name(test), self.p_values[test])
 
     @property
@@ -142,7 +142,7 @@ class Comparison:
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
-    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric.
+    """Compare all other systems with all baselines, per column, where both have scores of the same task and metric.
 
     Controls are compared only as baselines, so they do not count in Holm's correction.
     """
@@ -161,10 +161,10 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
 def compare_methods(
     boards: Iterable[Board], methods: Mapping[str, list[str]], baselines: list[str], correct: bool
 ) -> list[Comparison]:
-    """Compare methods over their seeds: a question's score is its mean over the rows of a method, if all have one.
+    """Compare methods over their seeds: a question's score is the mean over a method's rows, None if a row has none.
 
-    A method with a row in `baselines` is a baseline; other baselines are single rows. There is no comparison if
-    a score is not a mean over questions.
+    A method with a row in `baselines` is a baseline; other baselines are single rows. Boards whose score is not a mean
+    over questions are not compared.
     """
     whole = [name for name, rows in methods.items() if {*rows} & {*baselines}]
     single = [row for row in baselines if row not in chain(*methods.values())]

@@ -1,4 +1,4 @@
-"""Counts of dataset files: questions, sizes of their fields, and communities; and the paper's figure 5."""
+"""Counts of dataset files: questions, sizes of their fields, communities, leaks, and lengths of the right options."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ class Column:
     """A file's counts, and what its benchmark's paper prints about it (`Files.paper_files`), if anything."""
 
     task: Task
-    name: str = ""  # the split's, else the file's
+    name: str = ""  # the split's name, or the file's if the paper has no such file
     paper: Mapping[str, Any] = field(default_factory=dict)
     num_questions: int = 0
     sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, for the questions that have it
-    communities: Counter[str] = field(default_factory=Counter)  # questions by subgroup, or by group if there is none
+    communities: Counter[str] = field(default_factory=Counter)  # questions by subgroup, or by group without subgroups
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None if unknown
     leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by the text's name
     users: set[str] = field(default_factory=set)  # values of `Task.user_field`
-    # Per question with options and what its score needs: group and user, and by name of `EXTREMES` whether this option
-    # is the right one, None if several options have this length.
+    # Per question with options and the fields that its score needs: its group and user, and for each of `EXTREMES`
+    # whether this option is right (None if several options have this length).
     choices: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -45,7 +45,7 @@ class Column:
 
 
 def read_columns(paths: list[str]) -> list[Column]:
-    """Count files; the paper's come first, in the paper's order, then the others in the given order."""
+    """Return each file's counts: first the files that the paper has, in its order, then the others as given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: is given twice; give each file once")
     columns = {path: count_file(path) for path in paths}
@@ -98,6 +98,3 @@ def count_file(path: str) -> Column:
             column.choices.append(choice)
         column.num_questions += 1
     return column
-
-
-# The figure

@@ -140,4 +140,4 @@ def describe_left_out(row: dict[str, Any]) -> str | None:
 
 
 PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
-BEST_PUBLISHED = 0.7594  # of Personalized RewardBench's pairs (arXiv 2604.07343), by a reward model
+BEST_PUBLISHED = 0.7594  # share of Personalized RewardBench's pairs that a reward model gets right (arXiv 2604.07343)

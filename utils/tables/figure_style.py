@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-os.environ["MPLBACKEND"] = "agg"  # a notebook's would have to be installed here; no figure uses it
+os.environ["MPLBACKEND"] = "agg"  # instead of a notebook's backend, which may not be installed
 FONT = "DejaVu Sans"  # comes with matplotlib
 STYLE = {
     "font.family": FONT,
@@ -27,7 +27,7 @@ TEXT, SMALL_TEXT = 8, 7  # points
 TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
 CHARACTER = 0.061  # inches: the width of a letter of SMALL_TEXT, somewhat above the mean
 DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series; in grey, one is dark and the other pale
-SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter one, noise would look like an effect
+SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter axis, noise would look like an effect
 NOT_FROM_0 = "the axis of scores does not start at 0"
 MARKERS = ("o", "s", "^", "D", "v", "P")  # scores by group: one per system
 

@@ -134,7 +134,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 _LATEX_TEXT = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other signs in LaTeX's default font
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # LaTeX's default font has other signs there
     | {"†": r"$^{\dag}$", "−": "$-$", "±": r"$\pm$"}
 )
 

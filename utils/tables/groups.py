@@ -1,4 +1,4 @@
-"""The groups of a table's questions: those of the task, categories of the user's own, and joined ones."""
+"""The groups of a table's questions: the task's groups, the user's own categories, and joined subgroups."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from utils.records.scores import Entry, Scores
 def with_own_groups(
     task: Task, files: Mapping[str, Scores], joined: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Task, dict[str, Scores]]:
-    """Return the task and score files, by path, in which a subgroup that the task does not know is a group of its own.
+    """Return the task and score files, by path, with a new group for each subgroup that the task does not know.
 
-    The groups are then those of the task that have questions, and the others in the order of the files. UserError if
+    The task then has its own groups that have questions, and the new groups in the order of the files. UserError if
     `joined` (see `read_boards`) names a subgroup that no question has.
     """
     word, _, subword = task.group_words
@@ -70,7 +70,7 @@ def named_group(text: str) -> tuple[str, list[str]]:
 
 
 def joined_by(groups: list[tuple[str, list[str]]] | None) -> dict[str, str]:
-    """Return the group of each name in --groups; UserError if one is in two."""
+    """Return the group of each name in --groups; UserError if a name is in two groups."""
     group_of: dict[str, str] = {}
     for group, names in groups or ():
         for name in names:

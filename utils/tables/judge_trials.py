@@ -20,8 +20,8 @@ def preference_figures(evaluator: Evaluator) -> dict[str, Any]:
 
     Returns:
         num_left_out: pairs without both scores or a result.
-        num_pairs, num_ties, num_clusters: the other pairs, the ties among them, and their clusters.
-        share, interval: of these pairs with the chosen response preferred, ties counted half, and its 95% interval.
+        num_pairs, num_ties, num_clusters: the numbers of other pairs, of ties among them, and of their clusters.
+        share, interval: the share of these pairs whose chosen response is preferred, ties as half; its 95% interval.
         groups: these five figures of each of the task's groups that has any pair.
     """
 
@@ -47,11 +47,11 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
     """Compare how judges rank systems, by the means over the questions that every judge scored for every system.
 
     Returns:
-        systems: their names.
-        num_questions, num_left_out, num_clusters: these questions, all others, and the clusters of these.
-        pairs: of each two judges their names as `judges`, their `means` of the systems, and `rank_correlations`.
+        systems: the systems' names.
+        num_questions, num_left_out, num_clusters: the numbers of these questions, of all others, and of clusters.
+        pairs: for each two judges, their names (`judges`), their `means` of the systems, and `rank_correlations`.
 
-    UserError without such a question.
+    UserError if there is no such question.
     """
     import numpy as np
 
@@ -78,7 +78,7 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
 
 
 def rank_correlations(scores: "np.ndarray", clusters: Sequence[str]) -> dict[str, Any]:
-    """Return Spearman's and Kendall's correlation (tau-b) of two judges' mean scores, None if a judge's are all equal.
+    """Return Spearman's and Kendall's (tau-b) correlation of two judges' means, None if a judge's means are all equal.
 
     The 95% intervals are percentile bootstraps over clusters with all their questions. A draw in which a judge's means
     are all equal counts as a correlation of 0.
@@ -93,7 +93,7 @@ def rank_correlations(scores: "np.ndarray", clusters: Sequence[str]) -> dict[str
         sums = counts @ np.array(values)
         means = (sums[:, 1:] / sums[:, :1]).round(DECIMALS).reshape(-1, *scores.shape[1:])
         signs = np.sign(means[..., None] - means[..., None, :])  # of each two systems, (D, 2, S, S)
-        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # the latter are twice the ranks
+        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # sums: twice the centred ranks
         sizes = np.sqrt((orders**2).sum(axis=2).prod(axis=1))
         return np.divide(orders.prod(axis=1).sum(axis=1), sizes, out=np.zeros(len(sizes)), where=sizes > 0)
 

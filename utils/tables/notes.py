@@ -24,7 +24,7 @@ from utils.tables.system_scores import CONTROL, SELECTED, Board, System, when_se
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Wordings = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
+Wordings = dict[str, dict[str, dict[str, None]]]  # by prompt or kind of output, the systems of each wording
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
-    """Return notes on everything besides the numbers that readers must know about the systems."""
+    """Return notes on all that readers must know about the systems besides the numbers."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     for name in boards[0].rows:
         if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
@@ -43,7 +43,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 
 
 def judge_notes(paths: Iterable[str]) -> list[str]:
-    """Return a note with the score files that have no valid manifest, so that judge and prompt are unknown."""
+    """Return a note on the score files without a valid manifest, whose judge and prompt are unknown, or no note."""
     unknown = [path for path in paths if manifest_of(path) is None]
     note = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
     return [note] if unknown else []
@@ -182,7 +182,7 @@ def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
 
 @cache
 def wording(name: str, digest: str) -> str:
-    """Return whose wording a prompt with this name and hash is: one of `PUBLISHED`, "our own" or "another"."""
+    """Return whose wording a prompt with this name and hash has: one of `PUBLISHED`, "our own" or "another"."""
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
     if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
@@ -254,7 +254,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
 
 
 def describe_average(task: Task, scores: Scores) -> str:
-    """Return the macro average, or the interval of the mean over all questions; empty if undefined."""
+    """Return the macro average, or the interval of the mean over all questions, in words; empty if undefined."""
     task, files = with_own_groups(task, {"": scores})
     system = System("", task, metric_of(task, scores)[0], files)
     if task.overall is not None:

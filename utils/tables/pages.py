@@ -1,4 +1,4 @@
-"""Code that the HTML pages share: the report, and the page on which people rate."""
+"""Code that the two HTML pages share, the report and the page on which people rate."""
 
 import base64
 import hashlib
@@ -61,6 +61,6 @@ def rubric(task: Task, record: Record) -> list[list[str]]:
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
-    """Return by field a question's texts that only the scorer sees, without its aspects and its user."""
+    """Return, by field, the texts of a question that only the scorer sees, except its aspects and its user."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
     return {name: as_text(record.get(name)) for name in needed if name in task.hidden_fields - {*task.gold_plan_needs}}

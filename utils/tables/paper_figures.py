@@ -1,4 +1,4 @@
-"""Draw the figures of utils/make_figures.py, except that of a training."""
+"""Draw the figures of utils/make_figures.py, except the figure of a training."""
 
 import math
 from collections import Counter
@@ -50,7 +50,7 @@ Points = list[tuple[float, float | None]]  # positions on the axis, with their v
 
 @dataclass(frozen=True)
 class Evaluator:
-    """An evaluator's agreement with humans, with a 95% interval, and its mean score: 0 to 1, or None."""
+    """An evaluator's agreement with humans, its 95% interval, and its mean score, all 0 to 1; None if unknown."""
 
     name: str
     strategy: str
@@ -61,7 +61,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class RankingPair:
-    """Two judges' names and mean scores of the systems, and Spearman's correlation of these with its 95% interval."""
+    """Two judges' names and mean scores of each system, and the scores' Spearman correlation with its 95% interval."""
 
     judges: tuple[str, str]
     means: tuple[list[float], list[float]]
@@ -294,7 +294,7 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
 
 
 def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
-    """Count questions by community, per panel: one for each split, over all its files, and one for any other file."""
+    """Count questions by community for each panel: one per split, with all its files, and one per other file."""
     panels: dict[str, Counter[str]] = {}
     for column in columns:
         panel = panels.setdefault(column.name, Counter())
@@ -305,7 +305,7 @@ def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
 
 
 def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
-    """Return the communities that occur by group, most questions first; those without a group come last."""
+    """Return the communities in `total` by group, those with most questions first; the last are without a group."""
     task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
@@ -317,7 +317,7 @@ def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict
 
 
 def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
-    """Draw a bar of this length in each row, with the length printed beside it."""
+    """Draw a bar in each row of `bars`, as long as the row's number, and print the number beside it."""
     largest = max(bars.values())
     panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
     for row, count in bars.items():
@@ -331,7 +331,7 @@ def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
 
 @figure_style()
 def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
-    """Draw a curve per scorer that chooses, over N; `label` names the judge's score."""
+    """Draw a curve over N for each scorer that chooses samples; `label` names the judge's score."""
     figure = new_figure(COLUMN, 2.6)
     panel = figure.subplots()
     lines = []

@@ -1,4 +1,4 @@
-"""The numbers in the papers' tables, to be shown beside the systems'."""
+"""The numbers in the papers' tables, which tables show beside the systems' numbers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Place = tuple[str, str]  # method and column
 
 @dataclass(frozen=True)
 class Paper:
-    """One of the paper's tables, for one model."""
+    """The numbers of one model in one of the paper's tables."""
 
     model: str
     title: str
@@ -31,7 +31,7 @@ class Paper:
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
     def rows_beside(self, names: Collection[str]) -> list[str]:
-        """Return the methods with their own rows: those without a system of the same name, if the model differs."""
+        """Return the methods that get rows of their own: if the model differs, those without a system of their name."""
         return [method for method in self.methods if method not in names] if self.other_model else []
 
 
@@ -41,8 +41,8 @@ def read_paper(
     """Read a paper's table for a model, to show its numbers beside the systems with the same names.
 
     Args:
-        metric: its name, which some tables name.
-        shown: the table's column names by the paper's, for a benchmark of several tasks (see `Task.scored_by`).
+        metric: the metric's name; the paper's table may not name another one.
+        shown: our columns' names by the paper's names, for a benchmark of several tasks (see `Task.scored_by`).
     """
     missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
     if task.files.paper_results is None:

@@ -101,7 +101,7 @@ def agreement_table(results: Results) -> Table:
 
 
 def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the row of these raters, if they have rated the same items."""
+    """Yield the table's row for these raters; none if they have rated no item in common."""
     by_question: dict[str, list[list[int]]] = {}
     for rating in ratings:
         values = [rating.values[rater] for rater in group if rater in rating.values]

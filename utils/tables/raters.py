@@ -14,7 +14,7 @@ from utils.files.manifest import read_manifest, settings_of
 from utils.records.scores import read_scores
 from utils.tables.rating_study import SCALES, slots_of
 
-Pair = tuple[int, int | None]  # the raters' verdict and the judge's, None if it has none
+Pair = tuple[int, int | None]  # the raters' verdict, and the judge's or None
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
 
 
@@ -50,11 +50,11 @@ class Rating:
     scale: str
     about: str  # the aspect's title, or the question
     swapped: bool  # whether the second system's answer is shown first
-    said: dict[str, Decision | None]  # by rater, in the order of the study
+    said: dict[str, Decision | None]  # by rater, in the order of the study; None if undecided
 
     @property
     def values(self) -> dict[str, int]:
-        """Return the values by rater; for pairs, 1 is the first system, not the one shown first."""
+        """Return the values by rater; for pairs, 1 is the first system, which is not always the one shown first."""
         order = {1: 2, 2: 1} if self.swapped else {}
         return {
             rater: order.get(decision["value"], decision["value"])
@@ -129,7 +129,7 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
 
 
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
-    """Add a file's ratings of one question; UserError if they are impossible or contradict another file's."""
+    """Add a file's ratings of one question; UserError if a rating is impossible or contradicts another file."""
     question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
     if question_id not in results.key["raters"][rater]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from utils.tables.pages import to_json
 
-Slot = tuple[str, str, int | None]  # key, name of the scale, and index of the aspect, if it is about one
+Slot = tuple[str, str, int | None]  # key, name of the scale, and index of the aspect; None if not about one aspect
 
 
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 _TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(encoding="utf-8"))
-# Per scale, the question to the rater, the possible values in the order of the page's buttons, and whether these are
-# steps, so that some are nearer to each other than others.
+# Per scale, the question to the rater, the possible values in the order of the page's buttons, and whether the values
+# are steps, so that 0 is nearer to 1 than to 2.
 SCALES = {
     name: {"asks": scale["asks"], "choices": dict(scale["choices"]), "steps": scale.get("steps", True)}
     for name, scale in _TEXTS["scales"].items()
@@ -73,7 +73,7 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return the page's content, with its hash as the study's name; it does not show which system gave an answer."""
+    """Return the page's content, which hides which system gave an answer; the content's hash is the study's name."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}

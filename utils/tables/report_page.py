@@ -49,7 +49,7 @@ class Datasets:
 
 @dataclass
 class Side:
-    """What the report shows of one system, by question id."""
+    """What the report shows of one system; each dict is by question id, unless a comment says otherwise."""
 
     name: str
     scores: list[str] = field(default_factory=list)  # paths
@@ -85,9 +85,9 @@ def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] |
     number, shown = answer.get("num_contexts_used") or 0, answer.get("posts_shown")
     if not (number or shown) or profile is None:
         return None if number or shown else []
-    if isinstance(shown, list):  # of a method's own prompts
+    if isinstance(shown, list):  # in a method's own prompts
         return [profile[place] for place in shown if isinstance(place, int) and 0 <= place < len(profile)]
-    items = copy(profile)  # a copy, so that what it caches of a long history is freed with it
+    items = copy(profile)  # so that what this copy caches of a long history is freed with the copy
     whole = isinstance(items, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(items)
     return [] if whole else items[:number]
 
@@ -102,7 +102,7 @@ def history_of(question_id: str, datasets: Datasets) -> Profile | None:
 
 
 def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
-    """Yield all texts of each question, in the order of the index."""
+    """Yield all texts of each question, in the order of the questions in `make_index`."""
     task = datasets.task
     for question_id, record in datasets.questions.items():
         posts: dict[str, int] = {}  # each text's position in the list, since systems share most texts
@@ -121,24 +121,24 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 def describe_answer(
     side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
 ) -> Shown | None:
-    """Return a system's judged answer with its plan and verdicts, or None; adds the posts it used to `posts`."""
+    """Return a system's judged answer with plan and verdicts, None without an answer; add its posts to `posts`."""
     if question_id not in side.responses:
         return None
     answer, *others = side.responses[question_id]
     shared = history_of(question_id, datasets) is not None
-    used = [] if shared else items_used(side, question_id, datasets)  # a shared history marks them itself
+    used = [] if shared else items_used(side, question_id, datasets)  # a shared history marks used items itself
     task = datasets.task
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
     scored_entries = [entry for entry in entries if entry is not None]
     whole = any(map(is_whole, scored_entries))
-    # For a verdict on the whole answer: one per metric, None for a metric without scores.
+    # If whole answers are judged: one detail per metric, None for a metric without scores. Otherwise one per aspect.
     of_aspects = scored_entries[0]["details"] if scored_entries else []
     details = [entry and entry["details"][0] for entry in entries] if whole else of_aspects
     return {
         "output": answer["output"],
-        # Otherwise the raw text repeats the answer; with options the answer is only a part of it.
+        # In other cases the raw text repeats the answer; with options, the answer is only a part of the raw text.
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": scored_entries[0]["answered"] if scored_entries else True,
         "level": whole,
@@ -176,7 +176,7 @@ def show_history(profile: Profile, share: float | None, items_by_side: Mapping[i
 
     Args:
         share: the share of the history's text that comes before the cited place; None if unknown.
-        given: each system's items, best first; none for a system that had the whole history.
+        items_by_side: by system's number, its items, best first; empty if it had the whole history.
     """
     messages = profile.messages
     ends = list(accumulate(len(message["content"]) for message in messages))
@@ -199,7 +199,7 @@ def show_history(profile: Profile, share: float | None, items_by_side: Mapping[i
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return the data of the first page and the list of questions; texts are stored apart, and parsed when shown."""
+    """Return the data of the first page and of the list of questions; a question's texts are stored apart."""
     task = boards[0].task if boards else datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
@@ -232,7 +232,7 @@ def measure(board: Board) -> Shown:
 
 
 def score_panels(board: Board) -> list[Shown]:
-    """Return mean scores with 95% intervals, one panel each: groups with questions, questions of no group, average."""
+    """Return panels of means with 95% intervals: one per group with questions, one for unknown groups, the average."""
     task, systems = board.task, list(map(board.system, board.rows))
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
     groups = {entry["group"] for system in systems for entry in system.questions}
@@ -250,7 +250,7 @@ def score_panels(board: Board) -> list[Shown]:
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
-    """Yield such panels for each of the task's other divisions that all score files have."""
+    """Yield panels like those of `score_panels` for each other division of the task that all score files have."""
     entries = [entry for system in board.systems for entry in system.entries]
     for name in board.task.divisions:
         if all(isinstance(entry.get(name), str) for entry in entries):

@@ -57,12 +57,12 @@ def make_rows(boards: list[Board]) -> list[Row]:
 
 
 def label_of(boards: list[Board], name: str) -> str:
-    """Return a row's name as shown: with what sets its system apart on any board."""
+    """Return a row's name as shown: its system's label on the first board where the label says more than the name."""
     return next((label for board in boards if (label := board.system(name).label) != name), name)
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Return the names of the rows with the best rounded mean; none if all comparable rows have the same one."""
+    """Return the names of the rows with the best rounded mean; none if all comparable rows have the same mean."""
     means = {row.name: row.means[column] for row in rows if not row.excluded}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
@@ -210,7 +210,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
 
 
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
-    """Yield a note on the comparisons that the permutation test cannot find significant, by their least p."""
+    """Yield notes on comparisons with too few questions to be significant, one per least p that their flips allow."""
     by_least: dict[float, list[str]] = {}
     for comparison in comparisons:
         if comparison.p_values.get(PERMUTATION) is not None and comparison.flips and 2 / comparison.flips >= ALPHA:
@@ -322,7 +322,7 @@ def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, flo
 
 
 def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
-    """Return the comparisons with one baseline by one metric as columns."""
+    """Return the figures of comparisons with one baseline on one board, by CSV column."""
     record = {}
     for comparison in comparisons:
         figures = {"paired questions": comparison.num_questions, "difference": comparison.difference}

@@ -55,7 +55,7 @@ def mean_of(values: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
 
 
 def difference_of(of: Of) -> Of:
-    """Return the function that computes one system's score minus the other's from pairs of values."""
+    """Return the function that computes the first system's score minus the second's from pairs of values."""
     return lambda pairs, counts: of([pair[0] for pair in pairs], counts) - of([pair[1] for pair in pairs], counts)
 
 
@@ -133,8 +133,8 @@ def share_interval(values: Sequence[float], clusters: Sequence[str] | None = Non
     """Compute the 95% interval of a share, a mean of zeros and ones: Wilson's (1927) if questions are independent.
 
     Halves, such as ties, vary less than zeros and ones with the same mean, so Wilson's interval is then a bit wide.
-    With clusters it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the smaller of
-    both degrees of freedom, because near 0 and 1 a few clusters make up most of the variance.
+    With clusters it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the smaller of the
+    two degrees of freedom in `Robust`, because near 0 and 1 a few clusters make up most of the variance.
     """
     from scipy.special import expit, logit, ndtri
 
@@ -176,9 +176,9 @@ def robust_mean(strata: Strata, clusters: Clusters) -> Robust | None:
     """Compute CR2 with Satterthwaite's degrees of freedom (Bell & McCaffrey 2002, Survey Methodology 28).
 
     The regression is of the values on C strata, with G clusters and independence as the working model. A cluster's
-    (I - H)^(-1/2) divides its deviations in a stratum by sqrt(1 - share), with its share of the stratum's questions.
+    (I - H)^(-1/2) divides its deviations in a stratum by sqrt(1 - share); share: its part of the stratum's questions.
     In one stratum, G clusters of equal size have G - 1 degrees of freedom; the more sizes differ, the fewer. None if a
-    stratum has fewer than two clusters, or if they do not vary.
+    stratum has fewer than two clusters, or if the clusters do not vary.
     """
     import numpy as np
 
@@ -239,8 +239,8 @@ def permutation_test(
 
     If the systems were alike, each difference, or a cluster's differences together, could as well have the other sign.
     p is the share of flips whose mean difference is at least as far from 0 as the observed one. All flips are tried if
-    there are at most `permutations`; else p is (hits + 1) / (permutations + 1) of random flips, and never 0 (Phipson &
-    Smyth 2010).
+    there are at most `permutations`; otherwise p is (hits + 1) / (permutations + 1) of that many random flips, so it is
+    never 0 (Phipson & Smyth 2010).
     """
     import numpy as np
 
@@ -261,7 +261,7 @@ def permutation_test(
 
 
 def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
-    """Return what gets a sign: the contributions of questions, or of clusters, to the mean over strata, but no 0."""
+    """Return the numbers to flip: each question's or cluster's contribution to the mean over strata, without zeros."""
     parts = [value / len(stratum) for stratum in strata for value in stratum]
     if clusters is not None:
         by_cluster: dict[str, list[float]] = {}
@@ -272,7 +272,7 @@ def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
 
 
 def all_flips(strata: Strata, clusters: Clusters | None = None, permutations: int = PERMUTATIONS) -> int | None:
-    """Return how many flips `permutation_test` tries if it tries all; its p is then at least 2 / flips, or 1."""
+    """Return the number of flips if `permutation_test` tries all, so that p is at least 2 / flips (or 1); else None."""
     number = len(_flipped(strata, clusters))
     return 2**number if 2**number <= permutations else None
 

@@ -25,17 +25,17 @@ MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row
 
 
 class System:
-    """A row's name and the content of its score files of one task and metric, by path; there may be no files."""
+    """A row's name, and the content, by path, of its score files of one task and metric; there may be no files."""
 
     def __init__(
         self, name: str, task: Task, metric_name: str, files: dict[str, Scores], among: Set[str] | None = None
     ):
-        """`among` are the ids of the questions in its columns, of those that it was scored on; None for all."""
+        """`among` limits the system's columns to the questions with these ids; None: all that it was scored on."""
         self.among = among
         self.name, self.task, self.metric_name, self.files = name, task, metric_name, files
         self.metric = task.metrics[metric_name]
         self.entries: list[Entry] = [entry for scores in files.values() for entry in scores["per_question_scores"]]
-        # Entries of no known group are in no column; those without verdicts have no score, and count nowhere.
+        # Entries of no known group are in no column; entries without verdicts have no score, and are not counted.
         placed = [entry for entry in self.entries if entry["group"] is not None]
         self.scored_ids = {entry["id"] for entry in placed if entry["details"]}
         self.questions = [entry for entry in placed if among is None or entry["id"] in among]
@@ -44,7 +44,7 @@ class System:
         self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score, or no reward
         answered = (entry for entry in judged if entry["answered"])
         missing = (sum(verdict["score"] is None for verdict in entry["details"]) for entry in answered)
-        self.unscored = [count for count in missing if count]  # per question with any, the number of missing verdicts
+        self.unscored = [count for count in missing if count]  # missing verdicts of each question that lacks any
         users = list(map(cluster_of, self.questions))
         # Intervals and tests are clustered by user if a user has several questions.
         self.cluster = task.user_field if len(set(users)) < len(users) else None
@@ -68,8 +68,8 @@ class System:
 def _excluded(path: str, scores: Scores) -> str | None:
     """Return what the responses of a score file had at test that an ordinary system has not; None for nothing.
 
-    They are a bound only if they saw what the scorer sees, or were selected by the metric and judge of these scores.
-    Controls were made by utils/make_controls.py.
+    Responses are a bound only if they saw what the scorer sees, or were selected by the metric and judge that scored
+    them. Controls were made by utils/make_controls.py.
     """
     made = manifest_of(path) or {"settings": {}}
     origins = [origin or {} for origin in made.get("answers") or []]
@@ -94,13 +94,13 @@ def when_seen(origin: dict[str, Any]) -> str | None:
 
 @dataclass(eq=False)
 class Board:
-    """The columns of one task and metric in a table: the systems with scores of it."""
+    """The columns of one task and metric in a table, and the systems with such scores."""
 
     task: Task
     metric_name: str
     systems: list[System]  # in the order of the table's rows
     rows: list[str]  # the names of all rows, also of systems without scores here
-    is_alone: bool = True  # columns are named after the task's groups if True, else after task and metric
+    is_alone: bool = True  # True: columns are named after the task's groups; False: after task and metric
 
     def __post_init__(self):
         self.metric, self.title = self.task.metrics[self.metric_name], self.task.scored_by(self.metric_name)
@@ -185,7 +185,7 @@ def read_boards(
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
-        order = order[:1]  # of a task without a benchmark, one metric is shown
+        order = order[:1]  # a task that shares no table shows one metric
     is_alone, boards = len(order) == 1, []
     for task, name in order:
         of_task = {path: content for path, content in scores.items() if is_alone or content["task"] == task.name}
@@ -209,7 +209,7 @@ def read_boards(
 
 
 def _among_common(boards: list[Board]) -> list[Board]:
-    """Return the boards with the questions in their columns that all systems of the task were scored on, if any."""
+    """Return the boards, limited to the questions that all systems of a task were scored on, if there are any."""
     common: dict[str, set[str]] = {}
     for board in boards:
         ids = [system.scored_ids for system in board.systems]
@@ -275,7 +275,7 @@ def divide(board: Board, name: str) -> Board:
 
 
 def _check_same_questions(systems: list[System]) -> None:
-    """Raise UserError, naming the first system that lacks a question, unless all were scored on the same ones."""
+    """Raise UserError, naming the first system that lacks a question, unless all were scored on the same questions."""
     all_ids = set().union(*(system.asked_ids for system in systems))
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids):

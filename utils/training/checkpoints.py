@@ -27,14 +27,14 @@ class Selection:
     """Which checkpoint is the best, and how many are kept."""
 
     figure: str  # the evaluation's figure that decides
-    name: str  # its name in manifests
-    words: str  # its name in messages
+    name: str  # the figure's name in manifests
+    words: str  # the figure's name in messages
     higher_is_better: bool = False
     patience: int | None = None  # stop after this many evaluations without a better one; None: never stop
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
     def best_of(self, figures: dict[int, float]) -> int | None:
-        """Return the step with the best finite figure, the first one if several are equal; None without any."""
+        """Return the step with the best finite figure, the first of equal ones; None if no figure is finite."""
         finite = [step for step, figure in figures.items() if math.isfinite(figure)]
         return (max if self.higher_is_better else min)(finite, key=figures.__getitem__, default=None)
 
@@ -51,9 +51,9 @@ class Run:
     """A run's folder, as `open_run` found it."""
 
     folder: Path
-    checkpoint: Path | None  # the last complete one, to resume from; None to start from the beginning
+    checkpoint: Path | None  # the last complete checkpoint, to resume from; None: start from step 0
     lock: Lock | None  # held by the first of several processes; None in the others
-    replaced: list[Path]  # checkpoints of an earlier run, deleted when this one begins
+    replaced: list[Path]  # checkpoints of an earlier run, deleted when this run begins
 
     @property
     def begins_with_evaluation(self) -> bool:
@@ -78,8 +78,8 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     """Open the folder for this run, and return where to resume and which checkpoints to replace.
 
     Raises:
-        UserError: the folder cannot be written, another process is writing to it, or it holds checkpoints of something
-            else; or of a run with other settings, and --overwrite is not given.
+        UserError: the folder cannot be written, another process is writing to it, or it holds checkpoints of another
+            program or, without --overwrite, of a run with other settings.
     """
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json", links=True)
@@ -119,7 +119,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | N
 
 
 def link_checkpoints(folder: Path, newest: Path) -> None:
-    """Point the links `best` and `last` to checkpoints, by the manifest of the newest complete one."""
+    """Point the links `best` and `last` to checkpoints, as the manifest of the newest complete checkpoint says."""
     best_step = read_folder_manifest(newest).get("best_step")
     links = {} if best_step is None else {"best": f"checkpoint-{best_step}"}
     links |= {} if has_mark(newest, "interim") else {"last": newest.name}
@@ -147,7 +147,7 @@ def has_mark(checkpoint: Path, mark: str) -> bool:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that a half-deleted one never looks complete
+    (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that no half-deleted folder looks complete
     shutil.rmtree(checkpoint)
 
 

@@ -69,7 +69,7 @@ class Training:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes per weight: two, or if all are trained, with gradient and AdamW's averages, in float32."""
+        """Bytes per weight: 2 with an adapter; otherwise 16 for weight, gradient and AdamW's averages in float32."""
         return 2 if self.args.lora_rank else 16
 
 
@@ -116,7 +116,7 @@ def make_examples(
 
 
 def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tuple[array, bool]:
-    """Return a text to learn as token ids with the end of the turn, and whether it was cut; none for an empty text."""
+    """Return the token ids of a text and the end of its turn, and whether it was cut; an empty text has no ids."""
     if not text:
         return array("i"), False
     [*words, end] = chat.render_reply(text)
@@ -125,7 +125,7 @@ def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tup
 
 
 def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson], examples: Sequence[Example]) -> None:
-    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
+    """Raise UserError if a question alone is too long for a chat model; encoder-decoders have theirs cut instead."""
     fitting = {example.record["id"] for example in examples}
     if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
         raise UserError(
@@ -135,7 +135,7 @@ def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson]
 
 
 def describe_examples(path: str, examples: Sequence[Example], words: str = "questions") -> str:
-    """Describe a dataset's examples; `words` are those after their number, in the plural."""
+    """Describe a dataset's examples; `words` is the plural noun after their number."""
     prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
     num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
     number = named(len(examples), words)

@@ -44,7 +44,7 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
-    """Add the run flags of every training; of these, only the seed and the prompts affect the result."""
+    """Add the flags that every training has for its run; only the seed and the prompts affect the result."""
     # fmt: off
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -72,7 +72,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
 
 
 def read_datasets(args: Namespace, needs: Needs) -> list[list[Record]]:
-    """Return the records to learn from and those to evaluate on, if any."""
+    """Return two lists: the records to learn from, and the records to evaluate on, which may be empty."""
     return [read_dataset(path, needs) if path else [] for path in (args.inputs_addr, args.validation_addr)]
 
 
@@ -113,7 +113,7 @@ def execute(training: Training) -> int:
     from accelerate import PartialState
 
     processes = PartialState(timeout=WAIT)
-    with processes.main_process_first():  # the others then find the first one's decision
+    with processes.main_process_first():  # the other processes then find the first one's decision
         run = open_run(args, settings)
     if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
@@ -130,7 +130,8 @@ def execute(training: Training) -> int:
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
-    # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
+    # Without this call, the group's threads may abort a finished process. After an error it is not made, because it
+    # might wait for other processes.
     processes.destroy_process_group()
     return 0
 
@@ -146,7 +147,7 @@ def describe(training: Training, run: Run) -> None:
         return
     steps = args.max_steps - (step_of(run.checkpoint) if run.checkpoint else 0)
     num_examples = steps * effective_batch_size(args)
-    # Not of examples whose text the model samples.
+    # Examples whose text the model samples have no known length.
     lengths = [example.length * (2 if example.rejected else 1) for example in training.examples if example.target]
     row = {
         "outputs": [args.output_dir],
@@ -163,7 +164,7 @@ def describe(training: Training, run: Run) -> None:
 def check_settings(args: Namespace) -> None:
     """Raise UserError if an encoder-decoder's settings lack a token that a training needs, or could not be saved.
 
-    transformers looks at some of them only when it saves a checkpoint. An adapter's checkpoint has no such settings.
+    transformers checks some settings only when it saves a checkpoint. An adapter's checkpoint has no such settings.
     """
     if args.lora_rank is not None:
         return
@@ -205,7 +206,7 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
-    """Describe how many of `what` a step learns from, and the paper's number if there is one and it differs."""
+    """Describe how many of `what` a step learns from, and the paper's number if it is known and differs."""
     size = effective_batch_size(args)
     return (
         f"effective batch size: {args.per_device_train_batch_size} per device "

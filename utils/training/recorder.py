@@ -48,7 +48,7 @@ class Stopper:
     def __init__(self) -> None:
         self.has_signal = False
         self.step = 0  # the last finished step
-        self.saved = 0  # the step of the checkpoint to resume from; 0 without one
+        self.saved = 0  # the step of the checkpoint to resume from; 0 without a checkpoint
         self._first = 0.0
         self._at_once = False
 
@@ -110,7 +110,7 @@ class Recorder(TrainerCallback):
     """Writes the run's files and shows its progress, in the first process only.
 
     training_log.jsonl has one line of figures per step and evaluation; a resumed run rewrites it from its checkpoint's
-    log. A checkpoint without manifest.json is incomplete.
+    log. A checkpoint is complete once it has a manifest.json.
     """
 
     def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection, accelerator: Any):
@@ -121,7 +121,7 @@ class Recorder(TrainerCallback):
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # else a resumed run would use the checkpoint's --save_steps
+        state.compute_steps(args, state.max_steps)  # otherwise a resumed run would use the checkpoint's --save_steps
         self.stopper.step = self.stopper.saved = state.global_step
         self._saved_at = time.monotonic()
         if not state.is_world_process_zero:
@@ -166,7 +166,7 @@ class Recorder(TrainerCallback):
             control.should_save = True
 
     def _in_any_process(self, is_so: bool) -> bool:
-        """Return whether it is so in any process; all processes must call this, and wait for each other here."""
+        """Return whether `is_so` is True in any process; all processes must call this, and wait for each other here."""
         if self._accelerator.num_processes == 1:
             return is_so
         return self._accelerator.reduce(torch.tensor(int(is_so), device=self._accelerator.device), "sum").item() > 0
@@ -192,7 +192,7 @@ class Recorder(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Complete a checkpoint, whose parts each process has written; then leave if any process got a signal.
+        """Complete a checkpoint once all processes have written their parts; then leave if any process got a signal.
 
         All processes leave at the same point, because saving needs all of them.
         """
@@ -234,7 +234,7 @@ class Recorder(TrainerCallback):
         write_atomically(folder / "trainer_state.json", json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
 
     def best(self, state: Any) -> dict[str, Any]:
-        """Return step and figure of the best evaluated checkpoint that is not interim; None without one."""
+        """Return step and figure of the best evaluated checkpoint that is not interim; both None if there is none."""
         figures = {
             step: figure
             for step, figure in self._evaluations(state).items()

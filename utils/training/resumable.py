@@ -33,7 +33,7 @@ class ByLengthInSteps(SeedableRandomSampler):
     how they are batched.
 
     An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate would fill
-    it with the first ones of the sorted order, the longest of the first step.
+    it with the first sequences of the sorted order, which are the longest of the first step.
     """
 
     def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
@@ -52,20 +52,20 @@ class ByLengthInSteps(SeedableRandomSampler):
 class Resumable:
     """A mixin before a Trainer: it saves before evaluating and, on a signal, after the current step.
 
-    Trainers have their Training as `_training`. Those that evaluate define the evaluation (`figures`) and its
+    A trainer has its Training as `_training`. A trainer that evaluates defines the evaluation (`figures`) and its
     description (`counts`).
     """
 
     length_flag = "--max_input_length"  # shortens sequences
 
     def learn(self, recorder: Recorder, checkpoint: Path | None, description: str) -> dict[str, Any]:
-        """Train from the checkpoint, if any, up to --max_steps or until patience runs out.
+        """Train from the checkpoint, or from the start without one, up to --max_steps or until patience runs out.
 
         Args:
             description: a line on the device and the trained parameters, printed first.
 
         Returns:
-            steps, best_step, and the best step's figure; None if nothing was evaluated.
+            steps, best_step, and the best step's figure; the latter two are None if nothing was evaluated.
         """
         self.add_callback(recorder)
         self.remove_callback(PrinterCallback)
@@ -101,9 +101,9 @@ class Resumable:
     def get_train_dataloader(self) -> DataLoader:
         loader, num_processes = super().get_train_dataloader(), self.accelerator.num_processes
         at_once = self.args.per_device_train_batch_size * num_processes
-        if at_once > 1:  # else there is no padding or waiting
+        if at_once > 1:  # otherwise there is no padding or waiting
             step_size = at_once * self.args.gradient_accumulation_steps
-            filled = at_once if num_processes > 1 else 1  # else the last batch is smaller
+            filled = at_once if num_processes > 1 else 1  # otherwise the last batch is smaller
             # Set here, so that a run resumed within an epoch has it too.
             lengths = [example.length for example in self._training.examples]
             loader.set_sampler(ByLengthInSteps(lengths, step_size, self.args.seed, filled))
