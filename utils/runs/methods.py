@@ -81,7 +81,7 @@ class Method:
     answer: Callable[[Question, Ask], Any]
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
-        """Return an answer's record. MethodError names the line if the method raises, or returns no text and not None."""
+        """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
         try:
             value = await self.answer(Question(record, task, shown), ask)
             if not isinstance(value, str | None):

@@ -165,7 +165,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 def settings_of_plans(
     args: Arguments, dataset: Dataset, plans_addr: str | None, planner: Model | None
 ) -> dict[str, Any]:
-    """Return the settings that depend on a dataset: its hash, that of given plans, and scorer's fields used for plans."""
+    """Return a dataset's settings: its hash, the given plans' hash, and the scorer's fields from which plans come."""
     settings = {"inputs": file_hash(dataset.path), "given_plans": None}
     if plans_addr:
         settings["given_plans"] = file_hash(plans_addr)
