@@ -77,7 +77,7 @@ class TextWindow(Window):
 
 @dataclass(frozen=True)
 class TextModel(Model):
-    """An encoder-decoder, which reads plain text. Input and output are as long as in training, or as flags limit them."""
+    """An encoder-decoder, which reads plain text. Its lengths are those of its training, or less if flags say so."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def _report(args: Namespace, model_addr: str) -> str | None:
 
 
 def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelStore) -> None:
-    """Raise UserError if the API now reports another model than that of the stored completions; else note the server."""
+    """Raise UserError if an API now reports another model than that of the stored completions; else note its server."""
     if args.model_id is not None or (server := server_of(args, model_addr)) is None:
         return
     reported = _report(args, model_addr)
@@ -171,7 +171,7 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """Return the content of a model's config.json; empty if it is missing, or damaged (loading the model reports it)."""
+    """Return a model's config.json; empty if it is missing, or damaged (loading the model will report that)."""
     path = model_file(model_addr, "config.json", cache_dir)
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path else {}

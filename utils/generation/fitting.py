@@ -9,7 +9,7 @@ from utils.generation.chat import Chat
 from utils.generation.requests import Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and a function that makes the entry from what is kept
+Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and a function from its kept part to the entry
 Join = Callable[[list[str]], str]  # returns the profile's text in the prompt, from the texts of the items
 
 

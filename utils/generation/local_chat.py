@@ -45,7 +45,7 @@ PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "syste
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
-    """Return the arguments (num_systems, alternates) with which `fold` makes messages that a template renders correctly.
+    """Return the arguments (num_systems, alternates) with which `fold` makes messages that a template renders right.
 
     The template must neither drop a text nor move it, except for a system message at the beginning (Mistral's template
     puts it into the last user message). `render` may raise anything; only a UserError ends the run.
@@ -109,7 +109,7 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
     with loading(with_tokenizer, *TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
         tokenizer("text")  # checks some fields that loading does not
-    if not tokenizer.encode("text", add_special_tokens=False):  # if tokenizer.json is missing, transformers makes an empty tokenizer
+    if not tokenizer.encode("text", add_special_tokens=False):  # transformers makes an empty one without it
         raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 
@@ -211,7 +211,7 @@ class LocalChat(Counting):
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
-        """Return the token ids of a prompt, which ends with the header of the assistant's turn, or with its beginning."""
+        """Return a prompt's token ids, up to the assistant's reply; the last message may be the reply's beginning."""
         return self._encode_all([self._text(messages)])[0]
 
     def render_dialogue(self, messages: Messages) -> array:
@@ -294,7 +294,7 @@ class LocalChat(Counting):
 
     @cached_property
     def _form(self) -> tuple[float, bool]:
-        """The result of `find_form`: some templates refuse the system role (Gemma 2), and some silently drop its text."""
+        """The result of `find_form`: some templates refuse the system role (Gemma 2), others silently drop its text."""
         return find_form(self._apply)
 
     def render_reply(self, text: str) -> array:

@@ -80,7 +80,7 @@ class Refusals:
         return {**kept, **({"response_format": held} if held else {})}
 
     def with_refused(self, refused: Set[str], request: Request, schema: Any, completion: Completion) -> Completion:
-        """Return the completion with two fields filled in: refused parameters, and the format used instead of a refused."""
+        """Return the completion with the refused parameters, and with the format that was used if one was refused."""
         preferred = {self._preferred if name == "max_tokens" else name for name in request}
         taken = _format(refused, schema) if isinstance(schema, dict) and FORMATS[0] in refused else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused & preferred)))

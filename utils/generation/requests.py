@@ -9,7 +9,7 @@ from prompts import Messages
 
 Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
-# Flags besides temperature, top_p and seed, by their names in a request: SAMPLED are those of sampling, FURTHER are all.
+# Flags besides temperature, top_p and seed, by their names in a request: SAMPLED only those of sampling, FURTHER all.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
