@@ -63,7 +63,7 @@ class HeldError(UserError):
 
 @contextmanager
 def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the locks of these outputs; HeldError if another process still holds one of them after `patience` seconds."""
+    """Hold the locks of these outputs; HeldError if another process still holds one after `patience` seconds."""
     locks: list[Lock] = []
     end, is_announced = time.monotonic() + patience, patience <= PATIENCE
     while len(locks) < len(outputs):

@@ -94,7 +94,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 @contextmanager
 def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """Yield a temporary path for a file. On exit, the file replaces `path`, and `manifest` the one beside it.
+    """Yield a temporary path for a file. On exit, the file there replaces `path`, and `manifest` its manifest.
 
     The caller holds the lock, and may add to `manifest` until the exit. The manifest is replaced before the file. If
     the process dies in between, the old file is left with the new manifest, whose `replaces_sha256` is its hash.

@@ -23,7 +23,7 @@ PROBE_BYTES = 2500  # more than fit into a directory entry, for which even a ful
 
 
 def check_could_write(path: Path, links: bool = False) -> None:
-    """Raise UserError if a file, or with `links` also a symbolic link, could not be created at `path`. Leaves nothing."""
+    """Raise UserError if a file, or with `links` also a symbolic link, could not be written at `path`. Leaves nothing."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give a file")
@@ -82,9 +82,9 @@ def check_regular(path: Path) -> None:
 def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
     """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
-    If `is_new` is True, the file must not exist (FileExistsError); if False, it must exist (FileNotFoundError); if None,
-    it is created if necessary. UserError if the path is not a regular file, or is a symbolic link, whose target is not
-    ours.
+    With `is_new` True, the file must not exist (FileExistsError); with False, it must exist (FileNotFoundError); with
+    None, it is created if necessary. UserError if the path is not a regular file, or is a symbolic link, because its
+    target is not ours.
     """
     check_regular(path)
     if path.is_symlink():
@@ -132,7 +132,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def delete_leftovers(path: Path) -> None:
-    """Delete temporary files that killed processes left for a file and its manifest. The caller holds the file's lock."""
+    """Delete temporary files that killed processes left of a file and its manifest. The caller holds the file's lock."""
     path = real_path(path)
     for name in (path.name, f"{path.name}.manifest.json"):
         for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):

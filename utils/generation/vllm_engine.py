@@ -251,7 +251,7 @@ def engine_settings(
 
 
 def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-    """Return vLLM's sampling parameters; `own_sampling` has the model's own temperature and top_p (if it lacks one: 1)."""
+    """Return vLLM's sampling parameters; `own_sampling` may have the model's own temperature and top_p (else 1)."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     defaults = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
