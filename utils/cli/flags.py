@@ -66,8 +66,8 @@ class FlagParser(argparse.ArgumentParser):
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
         """Refuse these flags (separated by spaces) if they are given in a mode in which they have no effect.
 
-        `when` returns, from the parsed flags, whether the mode is on; `why` ends the sentence "FLAG: has no effect ...";
-        `remedy` is an alternative to leaving the flags out.
+        `when` returns, from the parsed flags, whether the mode is on; `why` is said after "has no effect"; `remedy` is
+        an alternative to leaving the flags out.
         """
         self._rules.append((flags.split(), when, why, remedy))
 
@@ -76,10 +76,7 @@ class FlagParser(argparse.ArgumentParser):
         self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
-        """Replace a link to a local model's folder by its target, because a training may change the link at any time.
-
-        `is_behind_api` returns, from the parsed flags, whether the flag names an API's model, which is left as it is.
-        """
+        """Replace a link to a local model's folder by its target, because a training may change the link at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:

@@ -96,10 +96,7 @@ class Progress:
         announce(", ".join([f"{self.done}/{self.total} {self.unit}", *figures]))
 
     def _figures(self, sign: str) -> list[str]:
-        """Return rate, time and counts as texts; rate and ETA only once they mean something.
-
-        `sign` separates a count's name and value.
-        """
+        """Return rate, time and counts as texts, but no meaningless ones; `sign` separates a count's name and value."""
         seconds = time.monotonic() - self._started
         finished = self.done - self.initial
         figures = []

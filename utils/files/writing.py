@@ -23,7 +23,7 @@ PROBE_BYTES = 2500  # more than fit into a directory entry, for which even a ful
 
 
 def check_could_write(path: Path, links: bool = False) -> None:
-    """Raise UserError if a file, or with `links` also a symbolic link, could not be written at `path`. Leaves nothing."""
+    """Raise UserError if a file, or with `links` also a symbolic link, cannot be written at `path`. Leaves nothing."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give a file")
@@ -132,7 +132,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def delete_leftovers(path: Path) -> None:
-    """Delete temporary files that killed processes left of a file and its manifest. The caller holds the file's lock."""
+    """Delete temporary files that killed processes left of a file and its manifest; the caller holds the file's lock."""
     path = real_path(path)
     for name in (path.name, f"{path.name}.manifest.json"):
         for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):

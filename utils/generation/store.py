@@ -120,7 +120,7 @@ class ModelStore:
             self._opened.popitem()[1].close()
 
     def _begin(self) -> None:
-        """Create the folder and this process's own file; its name begins with the time, so that older files sort first."""
+        """Create the folder and this process's own file, whose name begins with the time: older files sort first."""
         model = self.folder / "model.json"
         recorded = _read_model(model)["servers"]
         servers = [*recorded, *({self.server} - {None, *recorded})]
