@@ -76,7 +76,7 @@ class FlagParser(argparse.ArgumentParser):
         self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
-        """Replace a link to a local model's folder by its target, because a training may change the link at any time."""
+        """Replace a link to a local model's folder by its target: a training may make it link elsewhere at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:

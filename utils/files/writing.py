@@ -132,7 +132,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def delete_leftovers(path: Path) -> None:
-    """Delete temporary files that killed processes left of a file and its manifest; the caller holds the file's lock."""
+    """Delete what killed processes left of a file and its manifest under temporary names. The caller holds the lock."""
     path = real_path(path)
     for name in (path.name, f"{path.name}.manifest.json"):
         for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):

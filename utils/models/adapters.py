@@ -21,16 +21,13 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 def adapter_base(name: str) -> str | None:
-    """Return the name of the base model of the LoRA adapter in this folder; None if `name` is not an adapter's folder."""
+    """Return the name of a LoRA adapter's base model; None if `name` is not the folder of an adapter."""
     config = adapter_config(name)
     return config and config["base_model_name_or_path"]
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:
-    """Return the settings of the LoRA adapter in this folder; None if `name` is not an adapter's folder.
-
-    UserError if the settings are damaged, or are not those of a LoRA adapter.
-    """
+    """Return a LoRA adapter's settings; None if `name` is not an adapter's folder. UserError if they are damaged."""
     path = Path(name) / "adapter_config.json"
     if not path.is_file():
         return None
@@ -73,8 +70,7 @@ def check_served(adapter: Path) -> None:
 def check_modules(adapter: Path, base: str, headers: dict[str, tuple[list[int], str]]) -> None:
     """Raise UserError unless the base model has the adapter's modules, in sizes that fit.
 
-    `headers` are the base model's `read_headers`. If they are empty (weights not fetched yet, or pickled), nothing is
-    checked.
+    `headers` are the base model's `read_headers`; without any (weights not fetched, or pickled), nothing is checked.
     """
     # Names are compared inside the stack of layers: their prefixes differ between checkpoints of one architecture.
     shapes = {_inner_name(name): shape for name, (shape, _) in headers.items()}

@@ -47,7 +47,7 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """Return the fastest attention with which transformers computes the model correctly; print a note if it is eager."""
+    """Return the fastest attention with which transformers computes this model correctly; note on stderr if eager."""
     with loading(model_addr, "config.json"):
         config = AutoConfig.from_pretrained(model_addr, **source)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -70,7 +70,7 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
-    """Return a loaded causal language model; UserError for another model, or if its weights are pickled or incomplete."""
+    """Return a loaded causal language model; UserError for other models, and for pickled or incomplete weights."""
     return _load(AutoModelForCausalLM, model_addr, dtype=dtype, attn_implementation=attention, **source)
 
 
@@ -83,7 +83,7 @@ def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
-    """Return LoRA's config according to the flags; flags that a command lacks have the values of the paper's appendix E.
+    """Return LoRA's config according to the flags; for flags that a command lacks, the values are the paper's.
 
     UserError if the model lacks a module that --lora_target_modules names, or if PEFT has no default modules for it.
     """
@@ -105,7 +105,7 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
 
 
 def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
-    """Return a loaded encoder-decoder, such as FlanT5; UserError as in `load_base`, or without a decoder start token."""
+    """Return a loaded encoder-decoder, such as FlanT5; UserError as in `load_base`, or if it has no start token."""
     model = _load(AutoModelForSeq2SeqLM, model_addr, dtype=dtype, **source)
     start = model.generation_config.decoder_start_token_id
     if type(start) is not int or not 0 <= start < model.config.vocab_size:
@@ -114,7 +114,7 @@ def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) ->
 
 
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cross-entropy (nats) summed over a batch's target tokens, and for how many the model predicts them.
+    """Return the cross-entropy (nats) summed over a batch's target tokens, and how many of them the model ranks first.
 
     The arguments are those of `target_logits`.
     """

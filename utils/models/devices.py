@@ -1,4 +1,4 @@
-"""Find the GPUs that torch can use. If a GPU is present but torch cannot use it, a run ends; it does not use the CPU."""
+"""Find the GPUs that torch can use. If a GPU is present and torch cannot use it, a run ends; it never uses the CPU."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def has_bf16() -> bool:
 
 
 def settle_dtype(wanted: str) -> str:
-    """Return the dtype to load: `wanted`, but float32 for `auto` on a CPU without bfloat16, where it is 3 times as fast."""
+    """Return the dtype to load: `wanted`, but float32 for `auto` on a CPU without bfloat16 (about 3 times as fast)."""
     import torch
 
     return "float32" if wanted == "auto" and not torch.cuda.is_available() and not has_bf16() else wanted
@@ -118,8 +118,8 @@ def _find_gpu() -> str | None:
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"this machine has {listed[0].partition(' (UUID')[0]}"
-    # According to their manuals, sbatch and srun set this variable for the step on its node. SLURM_JOB_GPUS is not used,
-    # because it is also set in the shell that salloc opens on a login node.
+    # According to their manuals, sbatch and srun set this variable for the step on its node. SLURM_JOB_GPUS is also set
+    # in the shell that salloc opens on a login node, so it is not used.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None
 

@@ -89,7 +89,7 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
 
 
 def check_tokens(ids: Sequence[int], tokenizer: Any, size: int | None) -> None:
-    """Raise UserError for a token that the model, which has `size` tokens, lacks; it would end the engine or training."""
+    """Raise UserError if an id is not one of the model's `size` tokens; it would end the engine or the training."""
     if type(size) is int and (highest := max(ids, default=0)) >= size:
         token = quote(tokenizer.convert_ids_to_tokens(highest))
         raise UserError(

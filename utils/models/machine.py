@@ -170,7 +170,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
     return problems
 
 
-# Told by --dry_run
+# Printed by --dry_run
 
 
 def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -296,7 +296,7 @@ def _check_bfloat16(dtype: str) -> list[str]:
 
 @_or_missing
 def _check_compiler() -> list[str]:
-    """Return a line on the C compiler, which Triton needs for vLLM and trainings on a GPU; UserError if there is none."""
+    """Return a line on the C compiler; UserError if Triton, which vLLM and trainings use on a GPU, cannot compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None or shutil.which(compiler) is None:
         problem = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"
