@@ -28,9 +28,6 @@ def plain(text: str) -> str:
 
 
 def writable(value: str) -> str:
-    """Return the text as UTF-8 can hold it: surrogate pairs joined, lone surrogates replaced by U+FFFD.
-
-    NULs are dropped, and CRLF becomes LF.
-    """
+    """Return the text as UTF-8 can hold it: surrogate pairs joined, lone ones as U+FFFD, no NULs, CRLF as LF."""
     value = value.replace("\r\n", "\n").replace("\0", "")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -65,7 +65,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 
 def _aspect(item: Any) -> dict[str, str] | None:
-    """Return an item's texts; None if a text is missing, aspect or evidence is empty, or the aspect is a placeholder."""
+    """Return an item's texts; None if one is missing, aspect or evidence is empty, or the aspect is a placeholder."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
         return None
     texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}

@@ -81,9 +81,7 @@ class Field:
         return next((value for key, value in spelled if key == self.name), None)
 
     def value_starts(self, text: str) -> list[int]:
-        """Return the indexes in a text at which values of this field start: after keys in objects, if there are any,
-        otherwise after keys without braces.
-        """
+        """Return the indexes at which values start: after keys in objects, or if there are none, keys without braces."""
         keys = [*self.key.finditer(text)] or self.unbraced.finditer(text)
         return [key.end() for key in keys]
 
@@ -128,7 +126,7 @@ def own_object(text: str, *fields: Field) -> tuple[Found | None, str]:
 
 
 def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the end (an index in the text) and the content of each valid JSON object that is not inside another one."""
+    """Yield the end (an index in the text) and the content of each valid JSON object that is not inside another."""
     decoder = json.JSONDecoder(strict=False)
     start, tries = text.find("{"), MOST_TRIES
     while start >= 0 and tries:
@@ -171,7 +169,7 @@ def own_turn(text: str) -> str:
 
 
 def keep_commands(text: str) -> str:
-    r"""Return the text with LaTeX's commands, such as `\frac` and `\theta`, escaped, so that JSON reads them as written.
+    r"""Return the text with LaTeX's commands, such as `\frac` and `\theta`, escaped: JSON then reads them as written.
 
     JSON would read their beginnings as a form feed, a backspace, a carriage return, a tab or a line break. The first
     three make no sense before a letter. A tab or a line break does, so `\t` and `\n` count as LaTeX only in commands
@@ -221,7 +219,7 @@ def read_string(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
 
 
 def unescape(raw: str) -> str:
-    """Return a text with JSON's escapes resolved. An unknown escape is kept; an incomplete one at the end is dropped."""
+    """Return a text with JSON's escapes resolved. Unknown escapes are kept; an incomplete one at the end is dropped."""
 
     def resolve(escape: re.Match[str]) -> str:
         if escape[1]:
