@@ -245,7 +245,7 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
 
 
 def check_same_number(args: argparse.Namespace, *names: str) -> None:
-    """Raise UserError unless these flags, each of which takes several values, have the same number of values."""
+    """Raise UserError unless these flags, which take one or more values, all have the same number of values."""
     numbers = {name: len(vars(args)[name]) for name in names}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{number} --{name}" for name, number in numbers.items())

@@ -76,7 +76,7 @@ class Room:
 
 
 def room_of(model: Any, num_beams: int, written: int) -> Room:
-    """Return a batch's limits; on a GPU, they depend on its free memory, of which a batch may take half.
+    """Return a batch's limits; on a GPU, they depend on its free memory: a batch may take half of that.
 
     The decoder's caches have, per token and beam, a key and a value in each layer, and an encoder state. On a CPU, the
     limits are fixed, because such small batches have small caches.

@@ -1,4 +1,4 @@
-"""Calls, each of which requests an output until its text is usable; and the counts and cost of a run's calls."""
+"""Calls: each requests an output until its text is usable. Also the counts and cost of a run's calls."""
 
 import math
 import sys

@@ -81,7 +81,7 @@ class Field:
         return next((value for key, value in spelled if key == self.name), None)
 
     def value_starts(self, text: str) -> list[int]:
-        """Return the indexes at which values start: after keys in objects, or if there are none, keys without braces."""
+        """Return the indexes at which values start: after keys in objects, or if it has none, keys without braces."""
         keys = [*self.key.finditer(text)] or self.unbraced.finditer(text)
         return [key.end() for key in keys]
 

@@ -1,7 +1,7 @@
 """Separate a model's thoughts from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and those of gpt-oss's channels, of which only the final
-channel is the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and those of gpt-oss's channels; only the final channel
+is the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
 
 If a thought does not end, there is no answer, not even in the text before the thought. In a text that was not cut, an
 opening mark counts only at the beginning of a line, because an answer may mention the mark. In a text that is one JSON
