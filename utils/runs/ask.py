@@ -121,9 +121,9 @@ class Ask(Steps):
     ) -> str | None:
         """Return the name of the likeliest text in `options` (name -> text); no text is generated.
 
-        The likeliest text has the highest mean log-probability per token. None if several likeliest texts have the same
-        tokens. The other arguments are as in `ask`. ValueError for a model that thinks, and for an API model, because
-        APIs do not return the likelihood of a given text.
+        The likeliest text has the highest mean log-probability per token; of texts with the same tokens, the first one
+        counts. None if the prompt is too long, or the model gives a text no likelihood. The other arguments are as in
+        `ask`. ValueError for a model that thinks, and for an API model: APIs do not return such likelihoods.
         """
         await self._unless_over()
         chooser = self.model(model or next(iter(self._around.models)))

@@ -230,7 +230,7 @@ def find_lead_in(
 ) -> str | None:
     """Return the lead-in of plans; None if they have no lead-in.
 
-    It comes from the manifest of the planner or of the plans files; if that has none, from --planner_target. UserError
+    It comes from the manifest of the planner or of the plans files; without one, from --planner_target. UserError
     if plans files have different lead-ins, the flag contradicts a manifest, or the prompt lacks the flag's lead-in.
     """
     lead_ins = {}
