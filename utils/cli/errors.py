@@ -122,7 +122,7 @@ def is_first_process() -> bool:
 
 
 def tells_errors() -> bool:
-    """Return whether this process prints an error: True, except in a launched training's other processes."""
+    """Return whether this process prints errors: False only in a launched training's processes after the first."""
     return is_first_process() or not sys.argv[0].removesuffix(".py").endswith(TRAININGS)
 
 

@@ -12,8 +12,8 @@ from utils.cli import UserError
 from utils.cli.progress import LARGE
 from utils.files.writing import check_regular, naming
 
-SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file, in bytes, that are read to recognize it
-SETTLED = 2 * 10**9  # nanoseconds since a file's last change, before which another change might leave its time the same
+SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file that are read to recognize it: their number and size
+SETTLED = 2 * 10**9  # nanoseconds; so soon after a change, another one may leave the file's time as it is
 
 
 def file_hash(path: str | Path) -> str:

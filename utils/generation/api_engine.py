@@ -165,7 +165,7 @@ class APIEngine:
 
     @asynccontextmanager
     async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
-        """Make a request wait until the first request of its kind is answered, so that a mistake costs only one."""
+        """Make a request wait until the first request of its kind is answered: a mistake then costs one request."""
         if kind not in self._kinds:
             async with self._first:
                 if kind[0] in self._problems:
@@ -177,7 +177,7 @@ class APIEngine:
                         self._problems[kind[0]] = error
                         raise
                     except (UnavailableError, RefusedError) as error:
-                        if isinstance(error, UnavailableError) or error.is_certain:  # in an outage, none need wait
+                        if isinstance(error, UnavailableError) or error.is_certain:  # others need not wait
                             self._kinds.add(kind)
                         raise
                     if not (kind[1] and self.refusals.doubtful):

@@ -33,9 +33,9 @@ from utils.generation.requests import Completion, RefusedError, Rendered, Sampli
 
 Fields = dict[str, Any]  # a JSON object
 
-MOST_REQUESTS = 50_000  # per batch, as MOST_BYTES; both limits are from OpenAI's documentation
+MOST_REQUESTS = 50_000  # per batch; this limit and the next one are from OpenAI's documentation
 MOST_BYTES = 200_000_000
-ROUNDS = 3  # a request goes alone after so many failed batches, or if its output is at this try or a later one
+ROUNDS = 3  # a request is sent without a batch after so many failed batches, or so many tries of its output
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
@@ -112,7 +112,7 @@ class BatchEngine(APIEngine):
         shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
 
     def _unanswered(self, requests: dict[str, Fields]) -> dict[str, Fields]:
-        """Return those of these requests that have no answer and have not failed too often to be sent in a batch."""
+        """Return the requests that are still to be sent in a batch: without an answer, and not failed too often."""
         shared = self._shared
         return {key: requests[key] for key in requests if key not in shared.answers and shared.tries[key] < ROUNDS}
 

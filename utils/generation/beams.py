@@ -2,7 +2,7 @@
 
 Fusion in decoder: a prompt has several passages, each encoded separately, and one decoder attends to all of them. A
 passage is the question with one item of the profile. The encoder's work grows linearly with the number of passages.
-The model's weights and classes stay the same, so any encoder-decoder of transformers can be used and saved as usual.
+The model itself is unchanged, so any encoder-decoder of transformers can be used, and is saved as usual.
 """
 
 import math
@@ -123,7 +123,7 @@ def write(
 ) -> list[tuple[list[int], bool]]:
     """Return, for each prompt, the token ids of the best text that beam search finds, and whether the text was cut.
 
-    The ids have no padding. A text does not depend on the rest of the batch, except if two texts are likely alike:
+    The ids have no padding. A text does not depend on the rest of the batch, except if two texts are equally likely:
     rounding may then decide between them.
 
     Args:

@@ -207,7 +207,7 @@ def _spent(tried: list[Try]) -> dict[str, int | None]:
 
 
 def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
-    """Return the field PROMPT_SENT if the server reports less than half of the prompt's estimated tokens."""
+    """Return {PROMPT_SENT: the prompt's estimated tokens} if the server reports less than half of them; else empty."""
     if reported is None or not isinstance(prompt, list):
         return {}
     if 2 * reported * CHARACTERS_PER_TOKEN >= sum(len(message["content"]) for message in prompt):

@@ -44,7 +44,7 @@ class Window:
         return self.length - self.max_tokens
 
     def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Fitted | None:
-        """Return a prompt within the budget: with a history's items, or with a user's, as many as fit, best first.
+        """Return a prompt within the budget, with as many items, best first, as fit; `items` are texts or a history.
 
         If the first item alone is too long, its end is cut. None if the prompt exceeds the budget even without items.
 

@@ -95,7 +95,7 @@ def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat"
 
 
 def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
-    """Return a model's tokenizer and config; for an adapter, its base model's config, and tokenizer if it has none.
+    """Return a model's tokenizer and config; for an adapter, its own tokenizer if it has one, else its base model's.
 
     UserError if they are missing or damaged.
     """
@@ -109,7 +109,7 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
     with loading(with_tokenizer, *TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
         tokenizer("text")  # checks some fields that loading does not
-    if not tokenizer.encode("text", add_special_tokens=False):  # transformers makes an empty one without it
+    if not tokenizer.encode("text", add_special_tokens=False):  # without tokenizer.json, transformers makes it empty
         raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 

@@ -107,7 +107,7 @@ async def _ask_node(
 async def _sum_own(
     ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
-    """Return the summed log-probability of a node's own tokens; if the result has other tokens', request one by one."""
+    """Return the summed log-probability of a node's own tokens, from `result`, or token by token if that is wrong."""
     scored_tokens, returned = node[len(scored) :], result.prompt_logprobs
     if tuple(returned.token_ids[-len(scored_tokens) :]) == scored_tokens:
         return sum(returned.logprobs[-len(scored_tokens) :])
