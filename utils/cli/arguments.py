@@ -24,7 +24,7 @@ from utils.cli.flags import (
     temperature,
 )
 
-# Silenced below warnings, because their messages show addresses and headers, with secrets.
+# Only warnings and errors of these are shown, because their other messages have addresses and headers with secrets.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 # Parameters of a request and variables of a chat template that users may not set, because we set them.
@@ -46,7 +46,7 @@ def make_parser(doc: str) -> FlagParser:
 
 
 def set_up_logging(level: str) -> None:
-    """Send log messages of at least `level` to stderr as plain lines, including those of libraries."""
+    """Send log messages of at least `level`, including those of libraries, to stderr as plain lines."""
     logging.basicConfig(level=level.upper(), format="%(message)s", stream=sys.stderr)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -54,7 +54,7 @@ def set_up_logging(level: str) -> None:
 
 # fmt: off
 def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
-    """Add the flags for the model and its loading; `model_flag` is --model_addr or --evaluator_llm."""
+    """Add the flags that name a model, load it, or reach its API; `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
     add = group.add_argument
@@ -107,7 +107,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, prefix: str = "") -> None:
-    """Add the prices of an API's tokens, which do not affect the output; `whose` is a prefix of the flags' names."""
+    """Add the flags for the prices of an API's tokens; `prefix` is put before the names, as in --planner_price_in."""
     for name, what in (
         ("in", "a million input tokens"),
         ("out", "a million output tokens, including thoughts"),
@@ -160,7 +160,7 @@ def add_template_argument(add: Callable[..., object]) -> None:
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
-    """Add the flags of a run: the part of the data, the store, the prompts, and what may be overwritten."""
+    """Add the flags of a run: which questions, the store, the prompts, --overwrite, --dry_run, and log messages."""
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
@@ -211,7 +211,7 @@ def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> N
 
 
 def prepare_run(args: Arguments, outputs: list[str], inputs: list[str]) -> Arguments:
-    """Set up logging, check the flags of `add_run_arguments`, and return the flags with the folder of completions."""
+    """Set up logging, check the flags of `add_run_arguments`, and return the flags with --completions filled in."""
     set_up_logging(args.log_level)
     set_up_torch(args.log_level)
     if "num_shards" in args:
@@ -227,10 +227,10 @@ def prepare_run(args: Arguments, outputs: list[str], inputs: list[str]) -> Argum
 
 
 def set_up_torch(log_level: str) -> None:
-    """Set variables that torch reads when it is imported, unless the user has set them."""
+    """Set environment variables that torch reads when it is imported, unless the user has set them."""
     # How often a CPU thread polls for the next operation before it sleeps. 3000 covers the gaps within a model's step,
-    # and leaves the core to the driver afterwards. Tokens per second on four idle cores: 285, or 188 without polling.
-    # With one core busy: 76, 86 without polling, and 27 with libgomp's default of 300,000.
+    # and leaves the core to the driver afterwards. Measured on four idle cores: 285 tokens per second, and 188 without
+    # polling; with one core busy: 76, 86 without polling, and 27 with libgomp's default of 300,000.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     if log_level == "warning":
@@ -238,14 +238,14 @@ def set_up_torch(log_level: str) -> None:
 
 
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
-    """Raise UserError if an output is one of the inputs, which --overwrite would replace."""
+    """Raise UserError if an output is also an input, because --overwrite would replace the input."""
     for path in outputs:
         if os.path.realpath(path) in {os.path.realpath(address) for address in inputs}:
             raise UserError(f"{path}: is also an input; give another output path")
 
 
 def check_same_number(args: argparse.Namespace, *names: str) -> None:
-    """Raise UserError unless these flags, which take several values, have the same number of them."""
+    """Raise UserError unless these flags, which take one or more values, all have the same number of values."""
     numbers = {name: len(vars(args)[name]) for name in names}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{number} --{name}" for name, number in numbers.items())

@@ -1,4 +1,4 @@
-"""Environment variables that HTTP clients read: Python's, httpx's, the OpenAI library's and the hub's."""
+"""Environment variables that HTTP clients read: Python itself, httpx, OpenAI's library, and the hub's client."""
 
 import os
 import ssl
@@ -13,7 +13,7 @@ from utils.cli.errors import UserError
 from utils.cli.flags import address_problem
 
 PROXIES = [name for scheme in ("http", "https", "all") for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")]
-READERS: dict[str, Callable[[str], object]] = {  # of variables with paths, that Python and HTTP clients read
+READERS: dict[str, Callable[[str], object]] = {  # variable with a path -> reads it as Python and HTTP clients do
     "SSL_CERT_FILE": lambda path: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path),
     "SSL_CERT_DIR": lambda paths: any(map(os.path.isdir, paths.split(os.pathsep))) or os.listdir(paths),
     "SSLKEYLOGFILE": lambda path: open(path, "a").close(),
@@ -25,7 +25,7 @@ OF_HUB = ("HF_TOKEN", "HF_HUB_USER_AGENT_ORIGIN")
 def check_environment(names: Sequence[str] = ()) -> None:
     """Raise UserError for an environment variable with which HTTP clients would fail.
 
-    `names` are those that only one client reads, `OF_API` or `OF_HUB`, and sends in headers.
+    `names` are further variables, `OF_API` or `OF_HUB`, which only one client reads and sends in headers.
     """
     for name, address in _proxies().items():
         scheme, _, rest = (address if "://" in address else f"http://{address}").partition("://")
@@ -49,13 +49,13 @@ def check_environment(names: Sequence[str] = ()) -> None:
     for name in names:
         value = os.environ.get(name, "")
         value = value.strip() if name == "HF_TOKEN" else value  # as the hub's client does
-        lines = value.split("\n") if name.endswith("_HEADERS") else [value]  # of `name: value`
+        lines = value.split("\n") if name.endswith("_HEADERS") else [value]  # each is `name: value`
         if not all(line.isascii() and line.isprintable() and line == line.strip() for line in lines):
             raise wrong(name, "it is sent as an HTTP header; use printable ASCII without leading or trailing spaces")
 
 
 def check_before_hub() -> None:
-    """Raise UserError for an environment variable with which the hub's client cannot be imported."""
+    """Raise UserError if the hub's client cannot be imported because of an environment variable."""
     if (address := os.environ.get("HF_ENDPOINT")) and (problem := address_problem(address)):
         raise wrong("HF_ENDPOINT", problem)
     for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
@@ -64,10 +64,10 @@ def check_before_hub() -> None:
 
 
 def proxy_before(url: str) -> str | None:
-    """Return the variable with a proxy through which a server on this machine or in its network is reached, or None."""
+    """Return the name of the variable with the proxy to a server on this machine or in its network, or None."""
     parts = urlsplit(url)
     host = parts.hostname or ""
-    with suppress(ValueError):  # a name
+    with suppress(ValueError):  # the host is a name, not an IP address
         if not ip_address(host).is_private:
             return None
     if ("." in host and not host.replace(".", "").isdigit()) or proxy_bypass(f"{host}:{parts.port or ''}"):
@@ -80,5 +80,5 @@ def _proxies() -> dict[str, str]:
 
 
 def wrong(name: str, problem: str) -> UserError:
-    """Return the error for a variable."""
+    """Return the error for a problem with an environment variable."""
     return UserError(f"{name} in the environment: {problem}; correct or unset it")

@@ -1,4 +1,4 @@
-"""Errors that the user can fix, with what is wrong, where, and what to do; and a run's end: exit codes and signals."""
+"""Errors that the user can fix, and how a run ends: exit codes and signals."""
 
 import errno
 import io
@@ -17,15 +17,15 @@ USER_ERROR = 2  # exit code: a problem that the user can solve
 # Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
-UNREAD = 141  # exit code: the reader of a pipe is gone (... | head); shells use it for SIGPIPE
+UNREAD = 141  # exit code: the reader of a pipe has ended (... | head); shells use the same code for SIGPIPE
 RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
-LEAVE_SECONDS = 8  # to end after a SIGTERM; schedulers send SIGKILL after 10 s or more
-TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher may start
+LEAVE_SECONDS = 8  # seconds to end after a SIGTERM; schedulers send SIGKILL after 10 s or more
+TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher (accelerate launch) may start
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def kind(value: Any) -> str:
-    """Describe an invalid value for an error message."""
+    """Return a description of an invalid JSON value, such as "an empty list", for an error message."""
     if value is None:
         return "missing or null"
     if isinstance(value, str):
@@ -53,7 +53,7 @@ def counted(number: int, noun: str, many: str | None = None) -> str:
 
 
 def named(number: int, name: str) -> str:
-    """Return the number with its name, which is in the plural: "1 answer" for "answers", "1 post cut", "0 repaired"."""
+    """Return the number with a name given in the plural, such as "1 answer" for "answers", or "1 post cut"."""
     return f"{number} {re.sub(r'^[a-z]+s( or [a-z]+s)?(?![a-z])', _singular, name) if number == 1 else name}"
 
 
@@ -62,7 +62,7 @@ def _singular(match: re.Match[str]) -> str:
 
 
 def quote(value: Any) -> str:
-    """Return a value's repr for an error message, in one line, shortened if it is long."""
+    """Return a value's repr for an error message, shortened to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -74,7 +74,7 @@ def printable(text: str) -> str:
 
 _RESUME = "finished work is kept, run the same command again to resume"
 _MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
-AWAY = (errno.EIO, errno.ESTALE)  # a disk, or its server, is gone, perhaps for a while (exit code 1)
+AWAY = (errno.EIO, errno.ESTALE)  # a disk or its server fails, perhaps only for a while (exit code 1)
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_RESUME}",
     errno.EDQUOT: f"free some of your disk quota; {_RESUME}",
@@ -91,7 +91,7 @@ REMEDIES = {  # what to do if a file cannot be written
 
 
 class UserError(Exception):
-    """An error that the user can fix: a message of one to three lines, with what is wrong, where, and what to do."""
+    """An error that the user can fix. Its message, of one to three lines, says what is wrong, where, and what to do."""
 
 
 class EngineDiedError(UserError):
@@ -111,7 +111,7 @@ def describe_missing(count: int, unit: str, cause: str = "the server failed") ->
 def is_launched() -> bool:
     """Return whether a launcher of trainings, such as accelerate launch, started this process.
 
-    It sets all these variables; a user or SLURM may set some of them for something else.
+    A launcher sets all variables in LAUNCHED; a user or SLURM may set some of them for something else.
     """
     return all(os.environ.get(name) for name in LAUNCHED)
 
@@ -122,17 +122,16 @@ def is_first_process() -> bool:
 
 
 def tells_errors() -> bool:
-    """Return whether this process prints an error: one process of a training, and any other script."""
+    """Return whether this process prints errors: False only in a launched training's processes after the first."""
     return is_first_process() or not sys.argv[0].removesuffix(".py").endswith(TRAININGS)
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run `main` and end the process.
+    """Run `main`, and end the process with the exit code that `main` returns, or with one of these:
 
-    A UserError, or a disk that is full or not writable, becomes a message and exit code 2, an engine's death or
-    a failing disk a message and exit code 1. A signal becomes a hint and exit code 130, within `LEAVE_SECONDS` of a
-    SIGTERM even if something hangs. If the reader of a pipe is gone, the process ends its work and then exits silently,
-    as other programs in a pipe do.
+    2, after a message: UserError, or a disk that is full or not writable. 1, after a message: an engine died, or a disk
+    failed. 130, after a hint: SIGINT or SIGTERM; after SIGTERM, the process ends within `LEAVE_SECONDS` even if
+    something hangs. 141, silently and only when the work is done: the reader of a pipe has ended.
     """
     _print_whatever_happens()
     # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
@@ -144,7 +143,7 @@ def run_script(main: Callable[[], int]) -> None:
         _on_signals(lambda *_: os._exit(code))  # nothing is left to interrupt
     except KeyboardInterrupt as interrupt:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
-        _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better print it twice than never
+        _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better to print the hint twice than never
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before the await
         print(hint, file=sys.stderr)
         _on_signals(lambda *_: os._exit(code))
@@ -152,13 +151,13 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 class _Printed(io.FileIO):
-    """Standard output or error. What cannot be written is dropped, because a run's work does not depend on it."""
+    """Standard output or error. Text that cannot be written is dropped, because a run's work does not depend on it."""
 
-    errors: ClassVar[dict[int, OSError]] = {}  # the first one of each stream
+    errors: ClassVar[dict[int, OSError]] = {}  # the first error of each stream, by file descriptor
 
     def write(self, data: Any) -> int:
         try:
-            return super().write(data) or len(data)  # None if a non-blocking stream is full
+            return super().write(data) or len(data)  # `write` returns None if a non-blocking stream is full
         except OSError as error:
             self.errors.setdefault(self.fileno(), error)
             if error.errno != errno.ENOSPC:  # a full disk may get space again
@@ -167,20 +166,20 @@ class _Printed(io.FileIO):
 
 
 def _print_whatever_happens() -> None:
-    """Let no character, closed pipe or full disk stop a print.
+    """Replace stdout and stderr, so that no unusual character, closed pipe or full disk makes `print` fail.
 
     A character that the terminal cannot show is escaped. A stream that the shell closed is opened on /dev/null.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody else's, such as a test's
+            continue  # another program, such as a test, has replaced it already
         if stream is None:
             stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
             setattr(sys, f"__{name}__", stream)  # keeps it open
             os.set_inheritable(stream.fileno(), True)  # else a child process would have none
         layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
-        # Not on its own buffer, because a library may hold the old stream.
+        # A new buffer, because a library may still use the old stream with its buffer.
         file = _Printed(stream.fileno(), "w", closefd=False)
         file = file if stream.write_through else io.BufferedWriter(file)
         setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", **layout))
@@ -197,7 +196,7 @@ def _exit_code(main: Callable[[], int]) -> int:
             return UNREAD
         raise UserError(f"standard output cannot be written: {describe_os_error(error)}")
     except UserError as error:
-        if tells_errors():  # one process prints it for all
+        if tells_errors():  # one process of a training prints the error for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
         is_passing = isinstance(error, EngineDiedError) or getattr(error.__context__, "errno", None) in AWAY
     except OSError as error:
@@ -215,7 +214,7 @@ def _on_signals(handler: Callable[[int, object], None]) -> None:
 
 
 def report_missing(count: int, unit: str) -> int:
-    """Print how many outputs (`unit`, in the singular) a server failed to give, and return the exit code."""
+    """Print how many pieces (`unit`: their noun, in the singular) a server failed to give, and return the exit code."""
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
@@ -227,8 +226,8 @@ def report_missing(count: int, unit: str) -> int:
 def exit_on_signal() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
 
-    Meant for code that may swallow the exception, as vLLM's start-up does. Nothing is lost: finished work is on disk,
-    and the engine's processes die with this one.
+    It is for code that may swallow the exception, as vLLM's start-up does. Nothing is lost: finished work is on disk,
+    and the engine's processes end with this process.
     """
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -245,9 +244,9 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """End the process if a signal came while an object was finalized, because Python ignores the exception.
+    """End the process if a signal came while an object was finalized, because Python would ignore the exception.
 
-    If a bare `except` in a method keeps its coroutine from closing, Python's warning is dropped (utils/runs).
+    Python's warning about a coroutine that a bare `except` in a method keeps from closing is not shown (utils/runs).
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)

@@ -1,4 +1,4 @@
-"""A script's flags: types of values, combinations without effect, and messages about mistakes."""
+"""A script's flags: the types of their values, flags that have no effect in a mode, and messages about mistakes."""
 
 import argparse
 import difflib
@@ -16,14 +16,14 @@ from utils.cli.errors import USER_ERROR, quote, tells_errors
 
 
 class Arguments(argparse.Namespace):
-    """Parsed command-line flags, which do not change after parsing: what follows from them is a value of its own.
+    """Parsed command-line flags. They do not change after parsing; `replaced` returns a changed copy.
 
-    Attributes:
-        given: names of the values set on the command line. It is a slot, so `vars()` does not include it.
-        idle: names of the values that do not affect an output; also a slot.
+    Attributes (slots, so that `vars()` does not include them):
+        given: names of the flags that are on the command line.
+        idle: names of the flags that do not affect an output.
     """
 
-    __slots__ = ("given", "idle", "is_frozen")  # a copy gets them in this order
+    __slots__ = ("given", "idle", "is_frozen")  # a copy sets them in this order: freezing comes last
 
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
         super().__init__(**values)
@@ -39,7 +39,7 @@ class Arguments(argparse.Namespace):
         super().__setattr__(name, value)
 
     def replaced(self, **values: Any) -> "Arguments":
-        """Return a copy with these values replaced; the attributes stay the same."""
+        """Return a copy with these values replaced, and with the same `given` and `idle`."""
         return Arguments(self.given, self.idle, **{**vars(self), **values}).freeze()
 
     def settings(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ Condition = Callable[[argparse.Namespace], bool]
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Reports mistakes in a line or two, and refuses the flags without effect that a script names; it ignores others.
+    """A parser that reports mistakes in a line or two, and refuses given flags that have no effect (`without_effect`).
 
     A flag counts as given only if it is on the command line; a default, even from the environment, does not count.
     """
@@ -61,26 +61,27 @@ class FlagParser(argparse.ArgumentParser):
         self._rules: list[tuple[list[str], Condition, str, str]] = []
         self._given: dict[str, None] = {}  # the words of the command line, without `=value`; not all of them are flags
         self._models: dict[str, Condition] = {}
-        self.idle: dict[str, str] = {}  # why each of these flags does not affect an output
+        self.idle: dict[str, str] = {}  # flag that does not affect an output -> the reason
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
-        """Refuse these flags (separated by spaces) in a mode, and say `why` they have no effect in it.
+        """Refuse these flags (separated by spaces) if they are given in a mode in which they have no effect.
 
-        `when` returns whether the mode is on; `remedy` is an alternative to leaving them out.
+        `when` returns, from the parsed flags, whether the mode is on; `why` is said after "has no effect"; `remedy` is
+        an alternative to leaving the flags out.
         """
         self._rules.append((flags.split(), when, why, remedy))
 
     def not_a_setting(self, flags: str, because: str) -> None:
-        """Leave these flags (separated by spaces) out of an output's settings."""
+        """Leave these flags (separated by spaces) out of an output's settings; `because` documents the reason."""
         self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
-        """Follow a link to a local model's folder once, before it is identified: training may move it at any time."""
+        """Replace a link to a local model's folder by its target: a training may make it link elsewhere at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
-        refusals: dict[str, str] = {}  # if several rules refuse a flag, the last one: it names the flag to add first
+        refusals: dict[str, str] = {}  # by flag; the last rule that refuses a flag counts: it says what to add first
         for flags, when, why, remedy in self._rules:
             given = [flag for flag in flags if flag in self._given]
             if given and when(parsed):
@@ -114,9 +115,9 @@ class FlagParser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> None:
-        """Report a mistake; argparse calls this. If a flag is misspelt, report that instead of the message."""
+        """End the process with argparse's message about a mistake, or if a flag is misspelt, with a message on that."""
         looks_like_flag = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
-        # Without values, which may be secret.
+        # The message has no values, because they may be secret.
         if unknown := [
             flag for flag in self._given if looks_like_flag(flag) and flag not in self._option_string_actions
         ]:
@@ -125,7 +126,7 @@ class FlagParser(argparse.ArgumentParser):
         self.refuse(f"{message}; --help lists the flags")
 
     def refuse(self, message: str) -> None:
-        """End the process with a message about its command line."""
+        """End the process with exit code 2 and a message about its command line."""
         self.exit(USER_ERROR, f"error: {message}\n" if tells_errors() else None)
 
 
@@ -135,7 +136,10 @@ def is_text(word: str) -> bool:
 
 
 def at_home(word: str) -> str:
-    """Expand the ~ or ~user of a path, or of `--flag=PATH`, where shells leave it."""
+    """Return a path, or `--flag=PATH`, with ~ or ~user at the path's beginning expanded, which shells do not always do.
+
+    ArgumentTypeError if there is no such user.
+    """
     flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
     expanded = os.path.expanduser(path)
     if path.startswith("~") and "/" in path and expanded == path:
@@ -144,7 +148,7 @@ def at_home(word: str) -> str:
 
 
 def without_link(path: str | None) -> str | None:
-    """Return the path that a symbolic link leads to; any other text as it is."""
+    """Return the real path if `path` is a symbolic link; otherwise, `path` as it is."""
     return os.path.realpath(path) if path and os.path.islink(path.rstrip("/")) else path
 
 
@@ -156,7 +160,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem: str) -> Callable[[str], float]:
-    """Return a flag's `type`, whose ValueError or ArgumentTypeError argparse reports as a mistake."""
+    """Return a flag's `type`: a function of its text that returns a valid number, and otherwise raises for argparse."""
 
     def read(text: str) -> float:
         if not is_valid(value := kind(text)):
@@ -168,7 +172,7 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
 
 
 def api_address(text: str) -> str:
-    """Check a server's address (the `type` of a flag)."""
+    """Return a server's address unchanged, as the `type` of a flag; ArgumentTypeError if it is not valid."""
     if problem := address_problem(text):
         is_default = text == os.environ.get("OPENAI_BASE_URL")
         raise argparse.ArgumentTypeError(f"OPENAI_BASE_URL in the environment: {problem}" if is_default else problem)
@@ -176,7 +180,7 @@ def api_address(text: str) -> str:
 
 
 def address_problem(text: str) -> str | None:
-    """Return why `text` is not a server's HTTP address, without repeating it (it may hold a password), or None."""
+    """Return why `text` is not a server's HTTP address, or None; `text` is not repeated, as it may have a password."""
     with suppress(ValueError):  # a port that is not a number, or a bracket that does not close
         parts = urlsplit(text)
         is_complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -186,7 +190,7 @@ def address_problem(text: str) -> str | None:
 
 
 def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:
-    """Return a flag's `type` that accepts a word, for None, and the values of `kind`."""
+    """Return a flag's `type` that returns None for this word, and otherwise what `kind` returns."""
 
     def read(text: str) -> float | None:
         return None if text == word else kind(text)
@@ -196,7 +200,7 @@ def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | 
 
 
 def json_object(taken: Sequence[str], why: str) -> Callable[[str], dict[str, Any]]:
-    """Return a flag's `type` that accepts a JSON object; it refuses the keys in `taken`, and says `why`."""
+    """Return a flag's `type` that accepts a JSON object without the keys in `taken`; `why` is said about such a key."""
 
     def read(text: str) -> dict[str, Any]:
         try:

@@ -12,12 +12,12 @@ from pathlib import Path
 from utils.cli.errors import is_first_process, printable
 
 LINE_SECONDS = 30  # between two plain lines, so that the log of a day's run stays readable
-ENOUGH = 3  # finished pieces for an ETA, if one is worked on at a time
+ENOUGH = 3  # pieces to finish before an ETA is shown, if one piece is worked on at a time
 LARGE = 100 * 10**6  # bytes; such a file takes seconds to read or to write
 
 
 def announce(phase: str) -> None:
-    """Print a phase that takes seconds, because silence looks like a hang.
+    """Print a line about a phase that takes seconds, because silence would look like a hang.
 
     Control characters are escaped, because a server's or a file's text must not control the terminal.
     """
@@ -33,8 +33,8 @@ def announce(phase: str) -> None:
 
 
 def announce_file(doing: str, path: str | Path, size: int | None = None) -> None:
-    """Announce the reading or writing of a file if its size in bytes (default: its present one) is `LARGE`."""
-    with suppress(OSError):  # the reader reports what is wrong with it
+    """Announce the reading or writing of a file if `size` in bytes (default: its current size) is at least `LARGE`."""
+    with suppress(OSError):  # whoever reads the file reports the problem
         size = Path(path).stat().st_size if size is None else size
         if size >= LARGE:
             announce(f"{doing} {path} ({size / 1e6:.0f} MB)")
@@ -46,10 +46,10 @@ class Progress:
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
         """Begin at `initial` of `total` pieces, which an earlier run has finished, and show it; `unit` is a plural.
 
-        With `quiet`, show nothing before the first piece, and of 0 pieces nothing at all.
+        With `quiet`, nothing is shown before the first piece is finished; if `total` is 0, nothing is shown at all.
 
-        No ETA is shown before about `at_once` pieces are finished. These finish almost together, so the number of the
-        first ones would suggest that the rest takes hours.
+        No ETA is shown before about `at_once` pieces are finished: this many pieces begin and finish almost together,
+        so an ETA from the first few would be far too long.
         """
         self.total, self.unit = total, unit
         self.initial = self.done = initial
@@ -65,7 +65,7 @@ class Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            # Without tqdm's own rate and ETA, which begin with the first piece and give only seconds.
+            # Without tqdm's own rate and ETA: it shows them from the first piece on, and its rate only per second.
             layout = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
             pieces = {"total": self.total, "initial": self.initial, "unit": f" {self.unit}"}
             self._bar = tqdm(**pieces, file=sys.stderr, bar_format=layout)
@@ -85,7 +85,7 @@ class Progress:
             self._print_line(self._figures(" "))
 
     def close(self) -> None:
-        """Show the final state, once; to be called on success and failure alike."""
+        """Show the final state; call this once, after success or failure."""
         if self._bar is not None:
             self._bar.close()
         elif self.done > self.initial or self._counts:
@@ -96,12 +96,12 @@ class Progress:
         announce(", ".join([f"{self.done}/{self.total} {self.unit}", *figures]))
 
     def _figures(self, sign: str) -> list[str]:
-        """Return rate, time and counts, without meaningless ones; `sign` separates a count's name and value."""
+        """Return rate, time and counts as texts, but no meaningless ones; `sign` separates a count's name and value."""
         seconds = time.monotonic() - self._started
         finished = self.done - self.initial
         figures = []
-        if finished > 0 and seconds >= 1:  # in less time, the store had almost everything
-            a_second = finished / seconds  # the first unit with at least one piece is shown
+        if finished > 0 and seconds >= 1:  # otherwise, almost everything came from the store
+            a_second = finished / seconds  # the rate is shown in the smallest unit in which it is at least 1
             unit, length = ("s", 1) if a_second >= 1 else ("min", 60) if a_second * 60 >= 1 else ("h", 3600)
             rate = a_second * length
             figures.append(f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}")

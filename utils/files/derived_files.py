@@ -1,7 +1,7 @@
 """Derived files: tables, comparisons, reports and figures, which can be made again from other outputs.
 
-A script replaces its own files without asking, completely or not at all. It refuses to replace files written by other
-programs, or changed since. The manifest beside a file has the script's name and the file's hash.
+A script replaces files that it wrote itself without asking, completely or not at all. It refuses to replace files that
+other programs wrote, or that were changed. The manifest beside a file has the script's name and the file's hash.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_arguments(parser: FlagParser, what: str) -> None:
-    """Add an optional output, whose content is printed anyway; `what` is its help."""
+    """Add --output_addr, which is optional because the content is also printed, and --overwrite; `what` is the help."""
     parser.add_argument("--output_addr", metavar="FILE", help=what)
     add_overwrite_argument(parser)
 
@@ -36,7 +36,7 @@ def add_output_arguments(parser: FlagParser, what: str) -> None:
 def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:
     """Check that `script`, a path such as "utils/make_table.py", may write these files.
 
-    UserError if one cannot be written, or exists and is not as `script` wrote it (allowed by `overwrite`).
+    UserError if a file cannot be written, or, without `overwrite`, if it exists and is not as `script` wrote it.
     """
     for path in map(Path, paths):
         check_could_write(path)
@@ -46,13 +46,13 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
 
 
 def is_own(path: Path, script: str) -> bool:
-    """Return whether the file is as `script` wrote it, or wrote it before a run that died while replacing it."""
+    """Return whether the file is as `script` wrote it, also if a later run died while it was replacing the file."""
     made = manifest.manifest_of(path, or_older=True)
     return made is not None and made["settings"].get("script") == script
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
-    """Replace derived files one after the other, each with a manifest.
+    """Write derived files, given by their paths, one after the other, each with a manifest.
 
     The manifest has the hash of every input file that a flag names.
     """

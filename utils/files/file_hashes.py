@@ -1,4 +1,4 @@
-"""SHA-256 of files. Large files' hashes are kept in the user's cache, so that only the first run reads gigabytes."""
+"""SHA-256 of files. The hashes of large files are kept in the user's cache, so that only the first run reads them."""
 
 import hashlib
 import json
@@ -12,12 +12,12 @@ from utils.cli import UserError
 from utils.cli.progress import LARGE
 from utils.files.writing import check_regular, naming
 
-SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # places that are read of a file whose hash is kept
-SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one tick of its file system's clock
+SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file that are read to recognize it: their number and size
+SETTLED = 2 * 10**9  # nanoseconds; so soon after a change, another one may leave the file's time as it is
 
 
 def file_hash(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hex; UserError if there is none, or if it may never end, as a pipe."""
+    """Return the SHA-256 of a file in hex; UserError if the file does not exist, or is not regular (such as a pipe)."""
     check_regular(Path(path))
     if not Path(path).exists():
         raise UserError(f"{path}: no such file")
@@ -35,12 +35,12 @@ def file_hash(path: str | Path) -> str:
 
 
 def is_kept(path: Path) -> bool:
-    """Return whether the hash of this file is kept."""
+    """Return whether the cache has the hash of this file."""
     return _key(path) in _read()
 
 
 def _key(path: Path) -> str:
-    """Return what distinguishes a file from others at its place, which may have the same time of modification."""
+    """Return a text that changes with a file: path, size, times, inode, and a hash of samples of its content."""
     with open(path, "rb") as file:
         status, samples = os.fstat(file.fileno()), hashlib.sha256()
         for number in range(SAMPLES):
@@ -62,7 +62,7 @@ def _read() -> dict[str, str]:
 
 
 def _keep(hashes: dict[str, str]) -> None:
-    """Save the hashes; if several processes do so at once, the last one wins."""
+    """Save the hashes in the cache; if several processes do so at the same time, only the last one's are kept."""
     _cache().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:
         staged = Path(folder) / "hashes.json"

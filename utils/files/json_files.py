@@ -1,4 +1,4 @@
-"""Read JSON, JSON Lines and TOML; errors name the file and the place in it."""
+"""Read JSON, JSON Lines and TOML; errors name the file, and the line or byte in it."""
 
 import json
 import re
@@ -11,11 +11,11 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 
 CSV_HEADER = re.compile(r'"?[A-Za-z][\w ]*"?(?:[,;\t]"?[A-Za-z][\w ]*"?)+\r?\n')
-LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmark have 5 million
+LONGEST_LINE = 2**28  # bytes of a line of JSON Lines; the longest history of a benchmark has 5 million
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the JSON value in a file; UserError, naming the place, if it is not JSON."""
+    """Return the JSON value in a file; UserError, with line and column, if the file is not JSON."""
     text = _read_filled(path)
     try:
         return json.loads(text, object_pairs_hook=refuse_repeated_names)
@@ -35,7 +35,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the tables and values of a file; UserError if it is not TOML."""
+    """Return the tables and values of a TOML file; UserError if the file is not TOML."""
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -45,7 +45,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _problem(error: Exception) -> str:
-    """Return why valid JSON or TOML is rejected."""
+    """Return why a file is rejected although its syntax is valid."""
     if isinstance(error, _RepeatedNameError):
         return f"duplicate key {quote(error.args[0])}"
     return "nested too deeply" if isinstance(error, RecursionError) else "has a number with thousands of digits"

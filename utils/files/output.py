@@ -1,7 +1,7 @@
 """An output file, made of pieces: parsed completions, computed values, or rankings of posts.
 
-A command lists its outputs with their keys, skips finished ones, opens the others, fills their `pieces`, and publishes
-them. Completions are in the store, so a run that died resumes from there.
+A command lists its outputs with the keys of their pieces, skips finished outputs, opens the others, fills in their
+`pieces`, and publishes them. Completions are in the store, so after a run that died, the next run resumes from there.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
-INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files, which may change
-NUM_REASONS = 3  # reasons of unusable pieces to print
-NO_ANSWER = "the method gave no answer"  # the reason of a null that a user's own method returned
+INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of input files, which may change
+NUM_REASONS = 3  # how many reasons of unusable pieces are printed
+NO_ANSWER = "the method gave no answer"  # a piece's reason, if a user's own method returned None
 
 
 def is_failed(piece: Piece) -> bool:
-    """Return whether the model gave nothing usable; False for a missing answer's verdict, which has `answered`."""
+    """Return whether the model gave nothing usable; False for the verdict on a missing answer (it has `answered`)."""
     return piece["value"] is None and "answered" not in piece
 
 
 def refuse_other_source(before: Sequence[str], now: Sequence[str]) -> None:
-    """Raise UserError, without the output's path, if it was made from other files than it would be made from now."""
+    """Raise UserError if an output was made from other files than now; the message lacks the output's path."""
     if [*map(os.path.realpath, before)] != [*map(os.path.realpath, now)]:
         problem = f"was made from {', '.join(before)}, not from {', '.join(now)}"
         raise UserError(f"{problem}\n  give another output, or --overwrite to replace it")
@@ -54,22 +54,22 @@ def keys_hash(keys: Iterable[Key]) -> str:
 class Output:
     """A final file and the pieces that it is made of.
 
-    A shard (--num_shards) has pieces only: it fills the store, and neither reads nor writes the file.
+    A shard (--num_shards) has pieces but no file: its completions go into the store, and nothing else is written.
     """
 
     path: str
     settings: dict[str, Any]  # what the pieces depend on; known before a tokenizer is loaded
-    keys: list[Key] | None  # of all pieces of the finished file; None before they are known
-    # From pieces, in the order of the keys, to the file's content; an iterator's items are written as a list.
+    keys: list[Key] | None  # keys of all pieces that the finished file has; None until they are known
+    # Returns the file's content from pieces in the order of `keys`; an iterator's items are written as a list.
     collect: Callable[[Pieces], Any]
     unit: str  # plural noun for the pieces
-    args: Namespace  # the command's, with --overwrite
+    args: Namespace  # the command's flags, with --overwrite
     pieces: Pieces = field(default_factory=dict)
-    dataset: str | None = None  # the path of `settings["inputs"]`: another one may not replace the file's
-    # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
+    dataset: str | None = None  # path of the dataset; without --overwrite, a file made from another one is not replaced
+    # Called with the manifest of a file that is to be replaced without --overwrite. May raise UserError, without path.
     check: Callable[[dict[str, Any]], None] = lambda made: None
     figures: dict[str, Any] = field(default_factory=dict)  # further fields of the manifest
-    # From the content of a finished file to the pieces that a later step needs; None: they are made again.
+    # Returns the pieces that a later step needs, from a finished file's content; None: they are made again.
     read: Callable[[Any], Pieces] | None = None
 
     def __post_init__(self) -> None:
@@ -84,14 +84,14 @@ class Output:
     def is_finished(self) -> bool:
         """Return whether this command has finished the file. Changes nothing on disk, so a dry run may call it.
 
-        The file is unfinished with --overwrite, if an input has changed, if a server failed on part of it, or if some
-        pieces are unusable and --max_retries is higher now. It is then made again; only completions missing from the
-        store are requested.
+        The file counts as unfinished with --overwrite, if an input has changed, if pieces are missing because a server
+        failed, or if pieces are unusable and --max_retries is higher now. It is then made again; only completions that
+        the store lacks are requested.
 
         Raises:
-            UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if it was
-                made with other settings or from another dataset, has more pieces than it would get, or was not written
-                by this script.
+            UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if the
+                file was made with other settings or from another dataset, has more pieces than this command makes, or
+                was not written by this script.
         """
         if not self.is_shard:
             check_could_write(Path(self.path))
@@ -101,7 +101,7 @@ class Output:
         return self.finished
 
     def _is_there(self) -> bool:
-        """Check an existing file, and return whether it is finished (`is_finished`)."""
+        """Check an existing file, and return whether it is finished, as `is_finished` describes."""
         path, overwrite = Path(self.path), self.args.overwrite
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
@@ -116,13 +116,13 @@ class Output:
         return is_finished
 
     def _check(self, made: dict[str, Any]) -> None:
-        """Raise UserError if this command's file may not replace the one with this manifest."""
+        """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""
         before, now, number = made.get("dataset"), self.dataset, made.get("pieces", 0)
         try:
             if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
                 refuse_other_source([before], [now])
             self.check(made)
-            # Without inputs among the settings, the keys follow from earlier steps' files, and may become fewer.
+            # If `inputs` is not a setting, the keys follow from files of earlier steps, and there may be fewer now.
             is_known = "inputs" in self.settings and self.keys is not None
             if is_known and not made.get("missing") and number > len(self.keys):
                 raise UserError(
@@ -133,7 +133,7 @@ class Output:
             raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
-        """Lock the file against other processes; UserError if one is writing it, or has made it otherwise since."""
+        """Lock the file; UserError if another process is writing it, or has made it with other settings meanwhile."""
         if not self.is_shard:
             check_could_write(Path(self.path))
             self._lock = Lock(self.path)
@@ -153,12 +153,12 @@ class Output:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
     def load(self) -> None:
-        """Take the pieces from the finished file, if `read` can."""
+        """Add the pieces that `read` returns from the finished file; do nothing if `read` is None."""
         if self.read is not None:
             self.pieces |= self.read(read_json(self.path))
 
     def publish(self, device: str | None, **figures: Any) -> bool:
-        """Replace the file and its manifest, and return whether that was done: a shard has none."""
+        """Write the file and its manifest, and return True; for a shard, which has no file, return False."""
         if self.is_shard:
             return False
         manifest: dict[str, Any] = {}
@@ -183,7 +183,10 @@ class Output:
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
 
     def report_failed(self) -> int:
-        """Return the exit code: 1 if at least half of the requested pieces are unusable; then print why."""
+        """Return the exit code, and print why pieces are unusable if at least half of the requested ones are.
+
+        The code is 1 then, except for beam search, which would write the same texts again.
+        """
         pieces, failed = self.pieces, self._failed()
         num_asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < num_asked:
@@ -200,12 +203,12 @@ class Output:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def _again(self) -> str:
-        """Return how to retry unusable pieces; empty if decoding is deterministic (greedy or beam search)."""
+        """Return a message's end that says how to retry unusable pieces; empty if a retry would give the same."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy or "num_beams" in self.settings else "; a higher --max_retries retries them"
 
     def _common_reasons(self, failed: list[Key]) -> list[str]:
-        """Return two lines for each of the most common reasons: the count with a sample, and a remedy."""
+        """Return two lines for each of the most common reasons: one with the count and a sample, one with a remedy."""
         alike: dict[tuple[str, str], list[Key]] = {}
         for key in failed:
             piece = self.pieces[key]
@@ -222,7 +225,7 @@ class Output:
         return lines
 
     def _what_to_try(self, piece: Piece) -> str:
-        """Return a remedy for a failed piece, by how far the model got."""
+        """Return a remedy for a failed piece; it depends on how far the model got."""
         if piece.get("reason") == NO_ANSWER:
             return "changing the method: it returned None or an empty text although its calls succeeded"
         if "attempts" not in piece:  # the prompt was too long to be sent

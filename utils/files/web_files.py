@@ -13,14 +13,14 @@ from utils.files.locks import locked
 from utils.files.manifest import without_password
 from utils.files.writing import check_could_write, delete_leftovers, open_whole, replacing
 
-TRIES = 6  # in a row without any data
-WAIT = 1.0  # seconds before the second try, doubled before each further one
+TRIES = 6  # tries in a row that receive no data, after which the download fails
+WAIT = 1.0  # seconds before the second try, doubled before each further try
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
 MB = 10**6
 
 
 class Server(NamedTuple):
-    """JSON files below an address; fetched files stay in the cache and are not requested again."""
+    """JSON files below a server's address. A fetched file stays in the cache, and is not requested again."""
 
     url: str
     cache_dir: str
@@ -58,7 +58,7 @@ def _download(url: str, path: Path) -> None:
     with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = start = file.tell()
-            # The server sends the rest if its file still has the tag, else the whole file.
+            # The server sends the rest if its file has not changed since (has the same tag), else the whole file.
             resumed = {"Range": f"bytes={start}-", "If-Range": tag} if start and tag else {}
             try:
                 with client.stream("GET", url, headers=resumed) as response:

@@ -17,13 +17,13 @@ from utils.cli import UserError, describe_os_error
 from utils.cli.errors import AWAY
 
 LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
-OWN = secrets.token_hex(4)  # in the names of this process's temporary files, with its pid
-STAGED = "[0-9a-f]" * 16 + ".tmp"  # the end of these names, as a pattern
-PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
+OWN = secrets.token_hex(4)  # part of the names of this process's temporary files, after its pid
+STAGED = "[0-9a-f]" * 16 + ".tmp"  # a glob pattern for the end of these names
+PROBE_BYTES = 2500  # more than fit into a directory entry, for which even a full disk may have room
 
 
 def check_could_write(path: Path, links: bool = False) -> None:
-    """Raise UserError if `path`, or with `links` a symbolic link, could not be written there. Creates nothing."""
+    """Raise UserError if a file, or with `links` also a symbolic link, cannot be written at `path`. Leaves nothing."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give a file")
@@ -34,7 +34,7 @@ def check_could_write(path: Path, links: bool = False) -> None:
 
 
 def _probe(folder: Path, links: bool) -> None:
-    """Do in a folder all that our outputs need: append to a file, empty it, replace it by another. Nothing is left."""
+    """Try in a folder what outputs need: append to a file, empty it, and replace it. The file is deleted at the end."""
     probe = folder / f".probe-{secrets.token_hex(8)}"
     try:
         with open_appending(probe) as file:
@@ -62,9 +62,9 @@ def as_user_error(path: Path) -> Iterator[None]:
 
 
 def sync(file: IO[Any] | int) -> None:
-    """Wait until a file or a folder is on disk; not where the file system (CIFS, FUSE) cannot tell.
+    """Wait until a file or a folder is on disk; return at once if the file system (CIFS, FUSE) does not support that.
 
-    OSError if the disk did not keep it.
+    OSError if the data was not saved.
     """
     try:
         os.fsync(file)
@@ -82,8 +82,9 @@ def check_regular(path: Path) -> None:
 def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
     """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
-    With `is_new`, the file must be new (FileExistsError) or exist (FileNotFoundError); else it is made if necessary.
-    UserError if the path is not a regular file, or is a symbolic link: its target is not ours to write to.
+    With `is_new` True, the file must not exist (FileExistsError); with False, it must exist (FileNotFoundError); with
+    None, it is created if necessary. UserError if the path is not a regular file, or is a symbolic link, because its
+    target is not ours.
     """
     check_regular(path)
     if path.is_symlink():
@@ -93,7 +94,7 @@ def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
 
 
 def own_name() -> str:
-    """Return a name for a file to which only this process appends; names of older files sort first."""
+    """Return a name for a file to which only this process appends; the names of older such files sort before it."""
     host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
@@ -104,16 +105,16 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
     try:
         while line:
             line = line[file.write(line) :]
-    except OSError as error:  # not by `naming`, which costs more than a short write
+    except OSError as error:  # without `naming`, which takes longer than a short write
         error.filename = str(path)
         raise
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on exit, the file there replaces `path`, or is deleted after an error.
+    """Yield a temporary path beside `path`. On exit, the file there replaces `path`; after an error, it is deleted.
 
-    Readers see the old file or the new one.
+    At any time, readers see either the old file or the new one.
     """
     path = real_path(path)
     staged = staged_path(path)
@@ -131,7 +132,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def delete_leftovers(path: Path) -> None:
-    """Delete the temporary files of killed processes for a file and its manifest. The caller holds the file's lock."""
+    """Delete what killed processes left of a file and its manifest under temporary names. The caller holds the lock."""
     path = real_path(path)
     for name in (path.name, f"{path.name}.manifest.json"):
         for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):
@@ -139,7 +140,7 @@ def delete_leftovers(path: Path) -> None:
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Point a symbolic link to `target`; readers see the old link or the new one."""
+    """Make `link` a symbolic link to `target`; at any time, readers see either the old link or the new one."""
     staged = staged_path(link)
     staged.symlink_to(target)
     rename_synced(staged, link)
@@ -164,10 +165,10 @@ _json_parts = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
 
 
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
-    """Write a JSON array with one item in memory at a time, and return its length.
+    """Write a JSON array with only one item in memory at a time, and return the number of items.
 
-    The text is json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError without items,
-    or if an item cannot be written.
+    The file has the text of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError if
+    there are no items, or an item is not JSON.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:
@@ -183,7 +184,7 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing. On exit it is complete on disk."""
+    """Open a file for writing; on exit, wait until its content is on disk. An OSError names the file."""
     with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
         yield file
         file.flush()
@@ -198,7 +199,7 @@ def filling(folder: Path) -> Iterator[None]:
             yield
     except OSError:
         raise
-    except Exception as error:  # tokenizers' are plain ones
+    except Exception as error:  # tokenizers raises plain exceptions
         if number := re.search(r"os error (\d+)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from None
         if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
@@ -214,13 +215,13 @@ def rename_synced(staged: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until all that is in a folder is on disk."""
+    """Wait until everything in a folder, at any depth, is on disk."""
     for path in (*folder.rglob("*"), folder):
         sync_path(path)
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of files, is on disk (`sync`)."""
+    """Wait until a file's content, or a folder's list of files, is on disk, as `sync` does."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -231,7 +232,7 @@ def sync_path(path: Path) -> None:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Add a file's name to an OSError without one, such as a failed write's."""
+    """Add the name `path` to an OSError that names no file, such as that of a failed write."""
     try:
         yield
     except OSError as error:
@@ -241,10 +242,10 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def staged_path(path: Path) -> Path:
-    """Return the temporary name, this process's own, under which a file is written."""
+    """Return the temporary path at which this process writes a file before it replaces `path`."""
     return path.with_name(f"{path.name}.{os.getpid():08x}{OWN}.tmp")
 
 
 def real_path(path: str | Path) -> Path:
-    """Return the path, or the one that it links to, so that a link that is an output stays a link."""
+    """Return the path, or the target if it is a symbolic link, so that an output that is a link stays a link."""
     return Path(os.path.realpath(path) if os.path.islink(path) else path)

@@ -1,10 +1,10 @@
-"""The engine for OpenAI-compatible chat APIs, and its retries. It imports openai.
+"""The engine for OpenAI-compatible chat APIs, with its retries. This module imports openai.
 
-Temporary failures are handled in three layers. `Throttle` limits concurrent requests when the API asks for that. The
-client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
+Temporary failures are handled in three layers. `Throttle` sends fewer requests at a time when the API asks for that.
+The client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
 `APIEngine.complete` repeats it if the library gives up or the reply is not a completion, with pauses that grow to
 minutes while nothing is answered. Permanent failures (key, model name) end the run. refusals.py handles refused
-parameters. Any other refusal is of one prompt, unless several prompts in a row meet it.
+parameters. Any other refusal concerns one prompt only, unless several prompts in a row are refused alike.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ NOTE_SECONDS = 30  # between two notes on stderr
 
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
 CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
-SEVERAL, MANY = 3, 20  # different prompts refused alike before the first answer, or between two: then the run ends
+# The run ends if so many different prompts are refused alike before a model's first answer, or since its last answer.
+SEVERAL, MANY = 3, 20
 
 
 class APIEngine:
@@ -66,11 +67,11 @@ class APIEngine:
     def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
-        self._first = asyncio.Lock()  # held by the first request of a kind
-        self._kinds: set[tuple[str, bool]] = set()  # models, with a schema or not, whose requests need not go alone
+        self._first = asyncio.Lock()  # held by the first request of a kind (model, whether it has a schema)
+        self._kinds: set[tuple[str, bool]] = set()  # kinds whose requests need not wait for the first one any more
         self._answering: set[str] = set()  # models that have answered
         self._continuing: set[str] = set()  # models on servers that continue an assistant's turn
-        self._problems: dict[str, UserError] = {}  # of a model's first request, which its others would meet too
+        self._problems: dict[str, UserError] = {}  # by model: the error that all its requests would meet
         # Prompts that a model has refused since its last answer, by status and code.
         self._refused: defaultdict[str, defaultdict[tuple[int, str], set[str]]] = defaultdict(lambda: defaultdict(set))
         self._max_retries = args.max_retries
@@ -106,12 +107,12 @@ class APIEngine:
                 return await self._insist(lambda: self.refusals.ask(request, schema, send))
 
     async def reward(self, model: str, prompt: Rendered) -> Rewarded:
-        """Return the only logit of a classifier behind vLLM's server, which has /classify beside /v1.
+        """Return the reward of a dialogue: the only logit of a classifier, from /classify of vLLM's server.
 
         Raises:
             RefusedError: the server refuses this dialogue, because it is too long for example.
             UnavailableError: every try failed.
-            UserError: the server has no such address, or the model not exactly one label.
+            UserError: the server has no /classify, or the model does not have exactly one label.
         """
         address = f"{str(self._client.base_url).rstrip('/').removesuffix('/v1')}/classify"
         body = {"model": model, "messages": prompt, "use_activation": False}
@@ -132,7 +133,7 @@ class APIEngine:
                 raise UserError(f"{model}: the {self.device} {problem}") from None
 
     async def _check_continues(self, model: str, prompt: Rendered) -> None:
-        """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""
+        """Raise UserError if a prompt ends with the assistant's turn, and the server is not known to continue turns."""
         if prompt[-1]["role"] != "assistant" or model in self._continuing:
             return
         try:
@@ -148,7 +149,7 @@ class APIEngine:
 
     @contextmanager
     def _noting_answer(self, model: str, prompt: Rendered) -> Iterator[None]:
-        """Note that a model has answered; turn a `MalformedError` into what `_refusal` returns."""
+        """Note that a model has answered if the block succeeds; a `MalformedError` becomes what `_refusal` returns."""
         try:
             yield
         except MalformedError as error:
@@ -164,7 +165,7 @@ class APIEngine:
 
     @asynccontextmanager
     async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
-        """Let a request wait until the first one of its kind has an answer, so that a mistake costs one request."""
+        """Make a request wait until the first request of its kind is answered: a mistake then costs one request."""
         if kind not in self._kinds:
             async with self._first:
                 if kind[0] in self._problems:
@@ -176,7 +177,7 @@ class APIEngine:
                         self._problems[kind[0]] = error
                         raise
                     except (UnavailableError, RefusedError) as error:
-                        if isinstance(error, UnavailableError) or error.is_certain:  # in an outage, nobody need wait
+                        if isinstance(error, UnavailableError) or error.is_certain:  # others need not wait
                             self._kinds.add(kind)
                         raise
                     if not (kind[1] and self.refusals.doubtful):
@@ -185,7 +186,7 @@ class APIEngine:
         yield
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
-        """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
+        """Return the exception for a refused prompt: one that ends the run if only such refusals have come so far."""
         if error.is_for_all and model not in self._answering:
             return error
         met, most = self._refused[model][error.status, error.code], MANY if model in self._answering else SEVERAL
@@ -221,7 +222,7 @@ class APIEngine:
         raise UnavailableError(problem)
 
     def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
-        """Return the body of a request to an API that accepts all parameters."""
+        """Return a request's body with all parameters; `Refusals.body` leaves out those that the API refuses."""
         seed = sampling.seed if self._sends_seed else None
         optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
         body = {name: value for name, value in optional.items() if value is not None}
@@ -239,7 +240,7 @@ class APIEngine:
         return self._read((await self._explained(response)).content, sampling, body)
 
     async def _explained(self, response: Awaitable[T]) -> T:
-        """Return the client library's result, and raise its errors as ours."""
+        """Return the client library's result; raise its errors as UserError, RefusedError or UnavailableError."""
         try:
             return await response
         except openai.APIStatusError as error:
@@ -254,7 +255,10 @@ class APIEngine:
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
     def _read(self, content: bytes, sampling: Sampling, request: dict[str, Any]) -> Completion:
-        """Return the completion in a response's body; UnavailableError if there is none. `request` is its body."""
+        """Return the completion in a response's body; UnavailableError if there is none.
+
+        `request` is the body of the request.
+        """
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for numbers of thousands of digits and endless nesting
@@ -262,11 +266,11 @@ class APIEngine:
         choices, error = field_of(answer, "choices", list), field_of(answer, "error", dict)
         if choices is None and (status := field_of(error, "code", int)):
             raise self._problem(status, None, field_of(error, "message", object))
-        # A blocked prompt or answer has no choice, or one without a message.
+        # For a blocked prompt or answer, the list of choices is empty, or its choice has no message.
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
         text, thoughts = text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
-        # A server that is not such an API may answer 200 with a web page or an error.
+        # A server that is not an OpenAI-compatible API may answer 200 with a web page or an error.
         if text is None:
             shown = self._one_line(error or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {shown}")

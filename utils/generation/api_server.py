@@ -1,4 +1,4 @@
-"""Read what servers behind OpenAI-compatible APIs answer: completions, errors, and the list of their models."""
+"""Read the replies of OpenAI-compatible APIs: completions, errors, and the list of models."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from utils.generation.requests import RefusedError, UnavailableError
 T = TypeVar("T")
 ROOT_SECONDS = 5  # for the list of models, which is optional
 MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
-# Error codes about one prompt's content.
+# Error codes, and words of messages, about one prompt's content.
 REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
 OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
 # Error codes, and words of messages, about every request.
@@ -46,10 +46,10 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """Return the path or name that a server loaded a model from, if its list of models has that (as vLLM's does).
+    """Return the path or name from which a server loaded a model; vLLM's list of models has it.
 
-    None if the list has only the model's name, or if there is no list: many proxies have none, and an unavailable
-    server may be back for the real requests.
+    None if the list has only the model's name, or if there is no list: many proxies have none. An unavailable server
+    also gives None, because it may be back for the real requests.
     """
 
     async def ask() -> object:
@@ -77,7 +77,7 @@ def field_of(value: Any, name: str, kind: type[T]) -> T | None:
 
 
 def without_inputs(error: Any) -> Any:
-    """Return an error's body without the parts of the request that it repeats, as pydantic's errors do."""
+    """Return an error's body without the fields named `input`, in which pydantic's errors repeat the request."""
     if isinstance(error, list):
         return list(map(without_inputs, error))
     if isinstance(error, dict):
@@ -86,9 +86,9 @@ def without_inputs(error: Any) -> Any:
 
 
 def text_and_thoughts(content: Any) -> tuple[str | None, str]:
-    """Return a message's content as text, also from a list of parts, with the thoughts in it.
+    """Return the text and the thoughts in a message's content, which is a text or a list of parts.
 
-    The text is empty if there is none in the list, and None if the content is neither a text nor a list.
+    The text is empty if the content has none, and None if the content is neither a text, a part nor a list.
     """
     if isinstance(content, str | None):
         return content or "", ""
@@ -106,7 +106,7 @@ def text_and_thoughts(content: Any) -> tuple[str | None, str]:
 
 
 def count_of(usage: dict[str, Any] | None, name: str) -> int | None:
-    """Return a number of tokens; None unless it is a whole number from 0 to `MOST_TOKENS`."""
+    """Return the number of tokens in a field of `usage`; None unless it is a whole number from 0 to `MOST_TOKENS`."""
     count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
@@ -129,8 +129,8 @@ def problem_of(
     """Return the exception for an error status.
 
     Args:
-        server: its name, for the message.
-        message: the error's, in one line.
+        server: the server's name, for the exception's message.
+        message: the error's message, in one line.
         param: the parameter that the error names.
         whole: the whole error body.
         has_path: whether --base_url has a path.
@@ -141,7 +141,7 @@ def problem_of(
     is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
     if status < 500 and not is_for_all and OF_CONTENT.search(message):
         return RefusedError(message)
-    # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
+    # Some services answer 429 to a prompt that has more tokens than the limit per minute: waiting would not help.
     is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
     is_too_long &= status not in (408, 429) or "too large" in message.lower()
     if is_too_long and status < 500:

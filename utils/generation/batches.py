@@ -1,8 +1,8 @@
 """OpenAI's batch interface for utils/batch.py: collect requests, send them in batches, and read the answers.
 
-A request's id is a hash of its body, its seed, and the API's address. `batches.jsonl` beside the store has a line per
-batch: its id, the hash of its content, and its requests. If the process died before it recorded a batch, the batch is
-found in the API's list by the hash of its content.
+A request's id is a hash of its body, its seed, and the API's address. `batches.jsonl` in the store's folder has a line
+per batch: its id, the hash of its content, and the ids of its requests. If the process died before it recorded the id
+of a batch, the batch is found in the API's list by the hash of its content.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from utils.generation.requests import Completion, RefusedError, Rendered, Sampli
 
 Fields = dict[str, Any]  # a JSON object
 
-MOST_REQUESTS = 50_000  # per batch; both limits are from OpenAI's documentation
+MOST_REQUESTS = 50_000  # per batch; this limit and the next one are from OpenAI's documentation
 MOST_BYTES = 200_000_000
-ROUNDS = 3  # batches per request, and tries per output, before requests are sent individually
+ROUNDS = 3  # a request is sent without a batch after so many failed batches, or so many tries of its output
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
@@ -43,11 +43,11 @@ TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the A
 
 @dataclass
 class Asked:
-    """Requests to one API in all runs of a command, by their hashes."""
+    """Requests to one API by their ids, kept from one run of a command to the next."""
 
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests not sent yet
     answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why the content was refused
-    tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
+    tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; from ROUNDS on, it goes alone
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
     answering: set[str] = field(default_factory=set)  # models that have answered
@@ -65,7 +65,10 @@ class BatchEngine(APIEngine):
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
+        """Like `APIEngine.complete`, but with the answers of batches.
+
+        NotStoredError if no batch has the answer yet; the request is then noted for the next batch.
+        """
         await self._check_continues(model, prompt)
         shared, schema, alone = self._shared, sampling.schema, super().complete
         request = self._request(model, prompt, sampling)
@@ -101,7 +104,7 @@ class BatchEngine(APIEngine):
         rest, parts = self._unanswered(left), []
         lines = self._recorded()
         sent = {line["sha256"] for line in lines if "id" in line}
-        for line in lines:  # first, and as it was, a batch that a process may have sent before it died
+        for line in lines:  # first, unchanged, each batch that a process may have sent before it died
             if line["sha256"] not in sent and rest.keys() >= set(line["requests"]):
                 parts.append({key: rest.pop(key) for key in line["requests"]})
         for part in parts + parts_of(rest):
@@ -109,7 +112,7 @@ class BatchEngine(APIEngine):
         shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
 
     def _unanswered(self, requests: dict[str, Fields]) -> dict[str, Fields]:
-        """Return the requests that may be sent in a batch."""
+        """Return the requests that are still to be sent in a batch: without an answer, and not failed too often."""
         shared = self._shared
         return {key: requests[key] for key in requests if key not in shared.answers and shared.tries[key] < ROUNDS}
 
@@ -134,7 +137,7 @@ class BatchEngine(APIEngine):
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
-        elif batch["status"] == "failed":  # sending its requests individually would cost twice as much
+        elif batch["status"] == "failed":  # without a batch, its requests would cost twice as much
             reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "no reason given"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
@@ -193,7 +196,7 @@ class BatchEngine(APIEngine):
         return [line for line in _read_lines(content, "sha256") if isinstance(line.get("requests"), list)]
 
     def _unread(self, left: dict[str, Fields]) -> dict[str, set[str]]:
-        """Return the requests of each sent batch that is not read yet and has some of these, by its id."""
+        """Return the sent batches that have some of these requests and are not read yet: batch id -> request ids."""
         sent = {line["id"]: set(line["requests"]) for line in self._recorded() if "id" in line}
         return {
             batch_id: requests
@@ -222,7 +225,7 @@ class BatchEngine(APIEngine):
                 await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
 
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
-        """Read a finished batch's answers to these requests; an expired batch has only some."""
+        """Read a finished batch's answers to these requests; an expired batch has only some of the answers."""
         shared, completed = self._shared, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
         for name, number in (("output", completed), ("error", 0)):
             if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
@@ -264,7 +267,7 @@ class BatchEngine(APIEngine):
 
 
 def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
-    """Split requests into as few batches as the limits allow."""
+    """Return requests split into batches, each as large as the limits allow."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
         num_bytes = len(_encode(body)) + 200  # for the fields around the body

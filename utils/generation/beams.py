@@ -1,8 +1,8 @@
-"""Beam search with an encoder-decoder, in batches of prompts of similar length. It imports torch.
+"""Beam search with an encoder-decoder, in batches of prompts of similar length. This module imports torch.
 
 Fusion in decoder: a prompt has several passages, each encoded separately, and one decoder attends to all of them. A
 passage is the question with one item of the profile. The encoder's work grows linearly with the number of passages.
-The weights are unchanged, so that any encoder-decoder of transformers can do this and is saved as usual.
+The model itself is unchanged, so any encoder-decoder of transformers can be used, and is saved as usual.
 """
 
 import math
@@ -18,13 +18,13 @@ from utils.generation.requests import Passages, passages_of
 
 CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # smaller batches do not keep a GPU busy
 CUDA_SHARE = 1 / 2  # share of the free memory to use; a step's computation and fragmentation need the rest
-SCORES = 3  # copies of the encoder's attention scores: the positions' bias, the softmax and its input
+SCORES = 3  # arrays of the encoder's attention scores in memory: position bias, the softmax's input, and its output
 
 
 def pad_passages(prompts: Sequence[Sequence[Sequence[int]]], pad: int, device: Any) -> dict[str, torch.Tensor]:
     """Return prompts of passages as one batch: `input_ids` and `attention_mask`, both (prompts, passages, tokens).
 
-    Prompts with fewer passages are filled up with empty ones, masked by 0.
+    Passages are padded to the longest one, and prompts with empty passages; the mask is 0 for all padding.
     """
     most = max(map(len, prompts))
     longest = max(len(passage) for passages in prompts for passage in passages)
@@ -41,8 +41,8 @@ def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> d
     """Encode a batch of `pad_passages`, as arguments for the model's forward pass or `generate`.
 
     Returns:
-        `encoder_outputs`, with all passages of a prompt concatenated (B, P * T, width), and their `attention_mask`
-        (B, P * T). Empty passages are not encoded.
+        `encoder_outputs`, with all passages of a prompt concatenated (prompts, passages * tokens, width), and their
+        `attention_mask` (prompts, passages * tokens). Empty passages are not encoded; their states are 0.
     """
     batch, passages, length = input_ids.shape
     rows, masks = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
@@ -61,9 +61,9 @@ class Room:
 
     prompts: int = 64
     tokens: int = 16_384  # tokens read, including padding
-    memory: float = math.inf  # bytes, for the larger of caches and scores, which are not needed at the same time
-    cache_bytes: int = 0  # in the decoder's caches, per token read or written, over all beams
-    score_bytes: int = 0  # in the encoder, per token and token of its passage
+    memory: float = math.inf  # bytes that caches or scores may take; they are not needed at the same time
+    cache_bytes: int = 0  # bytes of the decoder's caches per token read or written, over all beams
+    score_bytes: int = 0  # bytes of the encoder's scores per pair of tokens of one passage
     written: int = 0  # most tokens of an answer
 
     def holds(self, prompts: Sequence[Sequence[Sequence[int]]]) -> bool:
@@ -76,10 +76,10 @@ class Room:
 
 
 def room_of(model: Any, num_beams: int, written: int) -> Room:
-    """Return a batch's limits: fixed ones on a CPU, whose caches are small, else by half of the GPU's free memory.
+    """Return a batch's limits; on a GPU, they depend on its free memory: a batch may take half of that.
 
-    The memory per token follows from the model's shape: for each beam, a key and a value in each decoder layer, and an
-    encoder state.
+    The decoder's caches have, per token and beam, a key and a value in each layer, and an encoder state. On a CPU, the
+    limits are fixed, because such small batches have small caches.
     """
     if model.device.type != "cuda":
         return Room()
@@ -101,7 +101,7 @@ def padded_length(prompt: Any) -> int:
 
 
 def batches(prompts: Sequence[Any], room: Room) -> Iterator[list[int]]:
-    """Yield batches of prompts' numbers, longest prompts first, each as large as `room` allows."""
+    """Yield batches as lists of indexes into `prompts`, longest prompts first, each as large as `room` allows."""
     order = sorted(range(len(prompts)), key=lambda number: -padded_length(prompts[number]))
     while order:
         parts = [passages_of(prompts[number]) for number in order[: room.prompts]]
@@ -121,9 +121,10 @@ def write(
     max_tokens: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[int], bool]]:
-    """Return each prompt's likeliest text by beam search, as token ids without padding, and whether it was cut.
+    """Return, for each prompt, the token ids of the best text that beam search finds, and whether the text was cut.
 
-    A text does not depend on the rest of the batch, except by rounding if two texts are equally likely.
+    The ids have no padding. A text does not depend on the rest of the batch, except if two texts are equally likely:
+    rounding may then decide between them.
 
     Args:
         stop: called at each token; generation ends once it returns True.

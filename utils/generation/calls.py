@@ -1,4 +1,4 @@
-"""Calls: each requests one output, and retries until its text is usable. Also the cost of a run's calls."""
+"""Calls: each requests an output until its text is usable. Also the counts and cost of a run's calls."""
 
 import math
 import sys
@@ -23,9 +23,9 @@ from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-CHARACTERS_PER_TOKEN = 4  # about, in English; fewer in most other languages
-PROMPT_SENT = "prompt_tokens_sent"  # an estimate, only in records of prompts that a server cut
-THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
+CHARACTERS_PER_TOKEN = 4  # about 4 in English, fewer in most other languages
+PROMPT_SENT = "prompt_tokens_sent"  # a record's field: estimated tokens of its prompt, if the server has cut it
+THOUGHT_COUNT = "reasoning_tokens"  # a record's field: how many of completion_tokens are thoughts, if it has thoughts
 
 
 class Try(NamedTuple):
@@ -44,9 +44,9 @@ class Prices(NamedTuple):
     output: float  # thoughts included, as APIs bill them
 
     def cost(self, tokens: Mapping[str, int | None]) -> float | None:
-        """Return US dollars for a manifest's `tokens`, rounded to a millionth; None if the API reported no counts.
+        """Return the cost of a manifest's `tokens` in US dollars, to six decimals; None if the API reported no counts.
 
-        Input not reported as cached costs the full price.
+        Input that is not reported as cached costs the full price.
         """
         prompt, written, cached = (tokens[f"{name}_tokens"] for name in ("prompt", "completion", "cached"))
         if prompt is None or written is None:
@@ -57,7 +57,7 @@ class Prices(NamedTuple):
 
 
 def prices_of(args: Namespace) -> Prices | None:
-    """Return the prices in the flags of `cli.add_price_arguments`, or None."""
+    """Return the prices in the flags of `cli.add_price_arguments`; None if none are given."""
     price_in, price_out, cached = (vars(args).get(f"price_{name}") for name in ("in", "out", "cached"))
     return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
 
@@ -75,21 +75,21 @@ def describe_cost(cost: float | None) -> str:
 class Call:
     """A request for one output."""
 
-    key: Key  # its seeds are derived from it
-    prompt: Rendered | None  # None if it does not fit the model; then nothing is requested
+    key: Key  # the seeds of all tries are derived from it
+    prompt: Rendered | None  # None if it does not fit into the model's window; then nothing is requested
     parse: Parser  # reads the output's text
-    policy: Policy  # how it is sampled and requested again
-    record: dict[str, Any] = field(default_factory=dict)  # fields of its record besides the output's
-    messages: Messages = field(default_factory=list)  # of the prompt, for --trace
+    policy: Policy  # how the output is sampled, and requested again if it is unusable
+    record: dict[str, Any] = field(default_factory=dict)  # further fields of the call's record
+    messages: Messages = field(default_factory=list)  # the prompt before rendering, for --trace
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
     # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
     is_rewarded: bool = False  # the prompt is a whole dialogue, whose reward is the value; no text is generated
-    shared: int | None = None  # a number that the same call of other records has too
+    shared: int | None = None  # a number that is equal for the same call of several records; None if not shared
 
 
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, policy: Policy, **record: Any) -> Call:
-    """Return the call for a prompt that `Window.fit` made; `record` has further fields of the call's record."""
+    """Return the call for the result of `Window.fit`; `record` has further fields of the call's record."""
     figures = {} if fitted is None else dict(vars(fitted))
     prompt, messages = figures.pop("prompt", None), figures.pop("messages", [])
     return Call(key, prompt, parse, policy, record | figures, messages)
@@ -98,7 +98,7 @@ def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, policy: Policy, 
 async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
     """Request an output until its text is usable; return a record with the parsed value, or with None and the reason.
 
-    `role` is the model's name in the store's record.
+    `role` is the role's name, for the completion's line in the store.
 
     Raises:
         UnavailableError: a server failed to answer. This is not the model's failure, so there is no record.
@@ -120,7 +120,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
 
     async def make_all(engine: Engine | None = None, may_wait: bool = False) -> tuple[list[Try], str | None]:
-        """Make tries up to a usable one; return them, and the reason if the next one was refused."""
+        """Return the tries up to the first usable one, and a reason if the server refused to answer another try."""
         tried: list[Try] = []
         for attempt in range(policy.max_retries + 1):
             try:
@@ -147,9 +147,9 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
 
 
 async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
-    """Return the tries up to a usable one of a run with another --max_retries, from the store; empty if it has none.
+    """Return the stored tries, the last one usable, of a run with another --max_retries; empty if there are none.
 
-    The last try of such a run may have been constrained where this run's is free, and the other way round.
+    That run may have constrained a try that this run leaves free, or the other way round, because it was the last try.
     """
     tried: list[Try] = []
     for attempt in count():
@@ -168,7 +168,7 @@ async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], pol
 
 
 def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
-    """Return the record of a call whose last try counts."""
+    """Return the record of a call: the value is that of the last try, the token counts are those of all tries."""
     sampling, completion, parsed = tried[-1]
     # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
@@ -207,11 +207,11 @@ def _spent(tried: list[Try]) -> dict[str, int | None]:
 
 
 def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
-    """Return about how many tokens a prompt has if its server reports less than half of them; else nothing."""
+    """Return {PROMPT_SENT: the prompt's estimated tokens} if the server reports less than half of them; else empty."""
     if reported is None or not isinstance(prompt, list):
         return {}
     if 2 * reported * CHARACTERS_PER_TOKEN >= sum(len(message["content"]) for message in prompt):
-        return {}  # most prompts; white space need not be looked at
+        return {}  # true for most prompts, whose white space need not be removed
     sent = sum(len(" ".join(message["content"].split())) for message in prompt) // CHARACTERS_PER_TOKEN
     return {PROMPT_SENT: sent} if 2 * reported < sent else {}
 
@@ -262,7 +262,10 @@ def count_unfinished(records: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the manifest's figures on finished records; token counts include all attempts."""
+    """Return a manifest's figures on finished records, and print notes about prompts cut and replies by other models.
+
+    Token counts include all attempts.
+    """
     records = list(records)
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     refusals = [record.get("refused_parameters", ()) for record in records if "raw" in record]
@@ -290,7 +293,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         **count_unfinished(records),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
-        # Per parameter: the number of outputs requested without it (or with its other name), and of all outputs.
+        # Per parameter: how many outputs were requested without it (or with its other name), and how many in all.
         "refused_parameters": {name: [sum(name in refused for refused in refusals), len(refusals)] for name in names},
         "system_fingerprints": sorted(states),
     }

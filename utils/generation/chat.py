@@ -1,6 +1,6 @@
-"""Chat messages as a model reads them: for a local model as token ids (local_chat.py), for an API as they are.
+"""Chat messages as a model reads them: token ids for a local model (local_chat.py), the messages themselves for an API.
 
-`APIChat` leaves rendering to the server and counts or estimates tokens.
+`APIChat` leaves rendering to the server. It counts tokens with tiktoken, or estimates their number.
 """
 
 import math
@@ -17,14 +17,14 @@ from utils.generation.requests import Rendered
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
-RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
-TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
-FETCH_SECONDS = 20  # for tiktoken's table
+RENDERED_AT_ONCE = 500  # groups of prompts that are held as text at a time
+TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
+FETCH_SECONDS = 20  # to wait for tiktoken's table
 BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
 class APIChat(Counting):
-    """Passes messages to an API. Counts tokens by tiktoken if it knows the model, otherwise by bytes."""
+    """Passes messages to an API. Counts tokens with tiktoken if tiktoken knows the model; otherwise, estimates them."""
 
     model_limit = None
 
@@ -70,7 +70,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
 
 
 def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
-    """Render many groups without holding all of them as text."""
+    """Yield the rendered prompts of each group, without holding all groups as text at the same time."""
     groups = iter(groups)
     while batch := list(islice(groups, RENDERED_AT_ONCE)):
         yield from chat.render_groups(batch)
@@ -93,7 +93,7 @@ def choose_length(
 
 
 def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
-    """Return the user's length (UserError if it exceeds the model's limit), or `wanted` up to the limit."""
+    """Return `length` (UserError if it exceeds the model's limit); if it is None, `wanted`, at most that limit."""
     limit = chat.model_limit
     if length and limit and length > limit:
         raise UserError(f"{flag} {length}: the model supports at most {limit} tokens")

@@ -1,4 +1,4 @@
-"""Completions by their request: look a request up in the store, and send it only if the store lacks it."""
+"""Return completions of requests from the store; send a request only if the store lacks its completion."""
 
 import asyncio
 import hashlib
@@ -15,9 +15,9 @@ from utils.generation.store import ModelStore
 
 T = TypeVar("T")
 
-DEFAULTS = {field.name: field.default for field in fields(Completion)}  # a line has no field with its default
+DEFAULTS = {field.name: field.default for field in fields(Completion)}  # fields with these values are not stored
 KEY_DIGITS = 32  # hex digits of a request's hash that identify it
-WAIT_SECONDS = 60  # network file systems are late to show completions that another node has just written
+WAIT_SECONDS = 60  # until a network file system surely shows what another node has just written
 
 
 class NotStoredError(Exception):
@@ -25,7 +25,7 @@ class NotStoredError(Exception):
 
 
 class Hashed(NamedTuple):
-    """A prompt with the hash of a request's parts before its sampling, for the keys of all tries of a call."""
+    """A prompt with the hash of model and prompt, from which the keys of all tries of a call are made."""
 
     prompt: Rendered
     digest: Any
@@ -35,13 +35,13 @@ class Completions:
     """One model's completions.
 
     Attributes:
-        requested: how many were requested and stored.
+        requested: how many results (completions, refusals, scores, rewards) this run has requested and stored.
     """
 
     def __init__(self, store: ModelStore, is_greedy_seeded: bool, cached_only: bool):
         """
         Args:
-            is_greedy_seeded: whether the seed tells greedy requests apart, because a server may sample anyway.
+            is_greedy_seeded: whether the key of a greedy request has its seed, because a server may sample anyway.
             cached_only: request nothing; look for missing completions once more after `WAIT_SECONDS`.
         """
         self.store = store
@@ -54,7 +54,7 @@ class Completions:
         self._has_answered = False
 
     def hashed(self, prompt: Rendered) -> Hashed:
-        """Hash a prompt, so that looking up each try of a call hashes only the try's sampling."""
+        """Return a prompt with its hash, so that each try of a call only has to hash its sampling."""
         parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts
         return Hashed(prompt, _hash("complete", self.store.described, *parts))
 
@@ -67,9 +67,9 @@ class Completions:
         may_wait: bool = True,
         **fields: Any,
     ) -> Completion:
-        """Return the stored completion of this request, or request and store a new one with further `fields`.
+        """Return the stored completion of this request; if there is none, request it and store it with `fields`.
 
-        Without `may_wait`, --cached_only does not wait for it.
+        Without `may_wait`, --cached_only does not wait for other nodes to store it.
 
         Raises:
             RefusedError: the model's server refuses this content, or refused it earlier.
@@ -105,14 +105,14 @@ class Completions:
         return result
 
     def keep_refusals(self) -> None:
-        """Store the refusals that may have been of all prompts, if the server has answered another prompt."""
+        """Store uncertain refusals, once the server has answered a prompt and so does not refuse all of them."""
         while self._has_answered and self._refused:
             self._keep(*self._refused.popitem())
 
     async def score(
         self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **fields: Any
     ) -> Scored:
-        """Return, in the same way, how likely several continuations are."""
+        """Return how likely several continuations are, stored or from the engine; NotStoredError as in `complete`."""
         key = _hash("score", self.store.described, prompt, *continuations).hexdigest()[:KEY_DIGITS]
         async with self._turn(key):
             if (stored := await self._find(key)) is not None:
@@ -125,7 +125,7 @@ class Completions:
             return scored
 
     async def reward(self, engine: Engine | None, model: str, prompt: Rendered, **fields: Any) -> Rewarded:
-        """Return, in the same way, the reward of a whole dialogue; RefusedError and NotStoredError as in `complete`."""
+        """Return the reward of a whole dialogue, from the store or the engine; exceptions as in `complete`."""
         key = _hash("reward", self.store.described, prompt).hexdigest()[:KEY_DIGITS]
         async with self._turn(key):
             if (stored := await self._find(key)) is not None:
@@ -151,7 +151,7 @@ class Completions:
             self._under_way.pop(key).set()
 
     async def _find(self, key: str, may_wait: bool = True) -> dict[str, Any] | None:
-        """Return the stored fields, or None; with --cached_only, read the store once more first."""
+        """Return the stored fields, or None; with --cached_only, the store is read once more before that."""
         stored = self._refused.get(key) or self.store.get(key)
         if stored is None and self.cached_only and may_wait:
             await self._look_again()
@@ -161,7 +161,7 @@ class Completions:
         return stored
 
     async def _look_again(self) -> None:
-        """Wait, once for all calls that lack a completion, then have the store read again."""
+        """Wait until the store is to be read again; all calls that lack a completion share one wait."""
         if self._looked_again is not None:
             await self._looked_again.wait()
             return
@@ -178,7 +178,7 @@ class Completions:
         self.requested += 1
 
     def _key(self, hashed: Hashed, sampling: Sampling) -> str:
-        """Return the key of a request. A greedy one has no seed, unless servers may sample anyway."""
+        """Return the key of a request. It depends on the seed, except for greedy requests to a local model."""
         left_out = {"attempt", "seed"} if sampling.temperature == 0 and not self._is_greedy_seeded else {"attempt"}
         left_out |= set() if sampling.stop else {"stop"}
         sampled = {name: value for name, value in vars(sampling).items() if name not in left_out}
@@ -186,7 +186,7 @@ class Completions:
 
 
 def _hash(*parts: Any, after: Any = None) -> Any:
-    """Return the SHA-256 of a request's parts, token ids or JSON values, continuing the one of the parts before."""
+    """Return the SHA-256 object of a request's parts (token ids or JSON values); it continues `after`, if given."""
     digest = hashlib.sha256() if after is None else after.copy()
     for part in parts:
         text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()

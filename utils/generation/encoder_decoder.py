@@ -1,4 +1,4 @@
-"""Answers by an encoder-decoder, such as a fine-tuned FlanT5, run by transformers because vLLM does not serve these."""
+"""Answers by an encoder-decoder, such as a fine-tuned FlanT5. transformers runs it, because vLLM does not serve it."""
 
 import asyncio
 import sys
@@ -24,13 +24,13 @@ from utils.models.machine import check_before_fetching, describe_weights
 
 NUM_BEAMS = 4  # as in LaMP's code
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # lengths of input and output in LaMP's paper
-WAITING = 4  # times a batch's prompts: requests among which prompts of similar length are chosen
-ANY_LENGTH = 2**31  # tokens
+WAITING = 4  # batches that may wait: among their prompts, those of similar length are chosen for the next batch
+ANY_LENGTH = 2**31  # tokens: no limit
 
 
 @dataclass(frozen=True)
 class TextWindow(Window):
-    """An encoder-decoder's window: input and output have their own lengths; `fused` means fusion in decoder."""
+    """An encoder-decoder's window, with separate limits for input and output; `fused` means fusion in decoder."""
 
     fused: bool = False
 
@@ -44,12 +44,12 @@ class TextWindow(Window):
         return self._fit(entries, lambda window, group: Window.fit_trimmed(window, prompt, group, join, **values))
 
     def _render(self, messages: Messages) -> tuple[Rendered, Messages] | None:
-        return super()._render(messages[-1:])  # it reads no other
+        return super()._render(messages[-1:])  # an encoder-decoder reads only the last message
 
     def _fit(self, items: Sequence[Any], fit: Callable[[Window, Sequence[Any]], Fitted | None]) -> Trimmed:
-        """Fit a prompt, or each passage of a fused one, into the input.
+        """Return a prompt that fits into the input; with fusion in decoder, each of its passages does.
 
-        A question that is too long without any item is cut at its end, as by LaMP's tokenizer, because an email may be
+        A question that is too long even without items is cut at its end, as in LaMP's code, because an email may be
         longer than the model's input.
         """
         groups = [[item] for item in items] if self.fused and items else [items]
@@ -77,7 +77,7 @@ class TextWindow(Window):
 
 @dataclass(frozen=True)
 class TextModel(Model):
-    """An encoder-decoder, which reads plain text. Its lengths are those of its training, unless flags are smaller."""
+    """An encoder-decoder, which reads plain text. Its lengths are those of its training, or less if flags say so."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class TextModel(Model):
 
 
 def beam_settings(trained: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide a generator's answers, by its training's manifest."""
+    """Return the settings of beam search for a generator; `trained` has the settings of its training."""
     return {"num_beams": NUM_BEAMS, "fusion": trained.get("fusion") or "none"}
 
 
@@ -132,7 +132,7 @@ def refuse_flags(args: Namespace) -> None:
 
 
 class TransformersEngine:
-    """An encoder-decoder in this process, which answers waiting requests in batches of similar length."""
+    """Runs an encoder-decoder in this process. Waiting requests are answered in batches of similar length."""
 
     def __init__(self, args: Namespace, addr: str, window: TextWindow):
         announce(f"loading {addr}")
@@ -180,14 +180,14 @@ class TransformersEngine:
                 batch = [waiting[number] for number in numbers]
                 self._waiting = [request for number, request in enumerate(waiting) if number not in set(numbers)]
                 completions = await asyncio.to_thread(self._write, batch)
-            except Exception as error:  # ends all requests, or the run would wait for the others for ever
+            except Exception as error:  # end all requests; otherwise, the run would wait for them forever
                 for *_, answer in [*waiting, *self._waiting]:
                     if not answer.done():
                         answer.set_exception(error)
                 self._waiting = []
                 return
             for (*_, answer), completion in zip(batch, completions, strict=True):
-                if not answer.done():  # a leaving run cancels it
+                if not answer.done():  # a run that ends early has cancelled it
                     answer.set_result(completion)
 
     def _write(self, batch: list[tuple[Any, int, asyncio.Future]]) -> list[Completion]:

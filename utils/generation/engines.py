@@ -1,6 +1,6 @@
 """Choose and identify a run's models, before anything expensive starts, and open their engines.
 
-Models with the same base model share an engine, and so do models of one API with one key.
+Local models with the same base model share an engine, and so do models behind the same API with the same key.
 """
 
 import json
@@ -26,17 +26,17 @@ from utils.models.adapters import adapter_base
 from utils.models.hub import MissingError, identify_local_model, model_file, model_fingerprint
 
 AnyModel = TypeVar("AnyModel", bound=Model)
-OpenAPI = Callable[[Namespace, str], Engine]  # from flags and key; utils/batch.py has its own
+OpenAPI = Callable[[Namespace, str], Engine]  # opens an API's engine, from flags and key; utils/batch.py has its own
 
 
 def identify_model(args: Namespace, model_addr: str, for_api: str = "add --openai") -> str:
     """Return the model's identity for the settings.
 
-    An API model's is --model_id, or else its name, with the model that the server reports or the server's address. The
-    server is asked if the store does not know it. OpenAI's own models have only their names.
+    For an API model, it is --model_id, if given; for a model of OpenAI's own service, its name; for others, its name
+    with the path that the server reports to have loaded (from the store, or asked now), or with the server's address.
 
-    UserError if the model's files or the API's key are missing, before anything expensive starts; for files, it says
-    with `for_api` how to name an API model.
+    UserError if the model's files or the API's key are missing; for missing files, the message ends with `for_api`,
+    which says how to name an API model.
     """
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: is empty; give the name of the API's model")
@@ -70,7 +70,7 @@ def server_of(args: Namespace, model_addr: str) -> str | None:
 
 
 def _report(args: Namespace, model_addr: str) -> str | None:
-    """Return the identity of the model that an API reports to have loaded under a name; None if it does not say."""
+    """Return a model's identity, "NAME (PATH)", with the path that its server reports; None if it reports none."""
     from utils.generation.api_server import ask_for_root
 
     root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
@@ -78,7 +78,7 @@ def _report(args: Namespace, model_addr: str) -> str | None:
 
 
 def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelStore) -> None:
-    """Raise UserError if an API now reports another model than the stored completions are from; else record it."""
+    """Raise UserError if an API now reports another model than that of the stored completions; else note its server."""
     if args.model_id is not None or (server := server_of(args, model_addr)) is None:
         return
     reported = _report(args, model_addr)
@@ -91,7 +91,7 @@ def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelS
 
 
 def read_api_key(path: str | None) -> str:
-    """Return the API key from a file, or from OPENAI_API_KEY without one; UserError if there is no key."""
+    """Return the API key from the file `path`, or from OPENAI_API_KEY if that is None; UserError if there is no key."""
     where = "OPENAI_API_KEY" if path is None else f"--api_key_addr {path}"
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
@@ -120,8 +120,8 @@ def choose_model(
     """Return the model that `flags.model_addr` names; nothing is loaded yet.
 
     Args:
-        kind: the class of the model, with further `fields`.
-        identity: of `identify_model`, if it is known.
+        kind: the class of the model; `fields` are further arguments for it.
+        identity: the result of `identify_model`, if the caller has it.
         for_api: as in `identify_model`.
 
     UserError if the model's files or the API's key are missing, or if a local model is a classifier that does not give
@@ -137,7 +137,7 @@ def choose_model(
 
 
 def choose_answerer(flags: Arguments, **fields: Any) -> Model:
-    """Return a model as `choose_model` does, or an encoder-decoder if its config says so."""
+    """Return the model as `choose_model` does; if its config is that of an encoder-decoder, return a `TextModel`."""
     addr = flags.model_addr
     identity = identify_model(flags, addr)
     if flags.openai or not is_encoder_decoder(addr, flags.cache_dir):
@@ -149,14 +149,14 @@ def choose_answerer(flags: Arguments, **fields: Any) -> Model:
 
 
 def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
-    """Tell from its config.json whether a model is an encoder-decoder; adapters never are."""
+    """Return whether a model's config.json says that it is an encoder-decoder; False for adapters."""
     return not adapter_base(model_addr) and _read_config(model_addr, cache_dir).get("is_encoder_decoder") is True
 
 
 def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
-    """Tell from its config.json whether a local model is a sequence classifier.
+    """Return whether a local model's config.json says that it is a sequence classifier.
 
-    UserError if it has several labels: a reward model has one.
+    UserError if the classifier has several labels, because a reward model has one.
     """
     config = _read_config(model_addr, cache_dir)
     try:
@@ -171,7 +171,7 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """Return a model's config.json; empty without one, or if loading the model will report a problem with it."""
+    """Return a model's config.json; empty if it is missing, or damaged (loading the model will report that)."""
     path = model_file(model_addr, "config.json", cache_dir)
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path else {}
@@ -181,7 +181,7 @@ def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
 
 
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
-    """Return the completions of one model, also identified by `settings`."""
+    """Return one model's completions; completions with other `settings` are kept apart."""
     described = {"model": identity, **({"api": True} if flags.openai else {"dtype": flags.dtype}), **settings}
     return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, flags.cached_only)
 
@@ -194,9 +194,9 @@ def open_api(flags: Namespace, api_key: str) -> Engine:
 
 
 def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: OpenAPI) -> dict[str, Engine]:
-    """Return engines by role: those of the API models in `wanted`, and one for its first role's local model.
+    """Return engines by role: for all API models in `wanted`, and for the first role's model if that is local.
 
-    That one also serves all other models with the same base.
+    The local model's engine also serves all other models with the same base model.
     """
     by_api: dict[tuple[str | None, str | None], Engine] = {}
     engines: dict[str, Engine] = {}
@@ -211,7 +211,7 @@ def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: O
 
 
 def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
-    """Open one engine for a role's model and all models with the same base, with or without adapters."""
+    """Return one new engine, by the roles that it serves: the role's model, and all models with the same base model."""
     model = models[role]
     if (engine := model.open_engine()) is not None:
         return {role: engine}

@@ -1,4 +1,4 @@
-"""Fit prompts into a model's window: drop the lowest-ranked posts first, then the end of the last remaining one."""
+"""Fit prompts into a model's window: leave out the lowest-ranked posts, then cut the end of the last one left."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from utils.generation.chat import Chat
 from utils.generation.requests import Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # a text, and a function from its kept part to the entry
-Join = Callable[[list[str]], str]  # makes one text of several items
+Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and a function from its kept part to the entry
+Join = Callable[[list[str]], str]  # returns the profile's text in the prompt, from the texts of the items
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,16 @@ class Fitted:
     """A rendered prompt within the budget, and what was left out."""
 
     prompt: Rendered
-    num_contexts_used: int  # posts in it
+    num_contexts_used: int  # posts in the prompt
     num_contexts_dropped: int  # posts that were left out for length
-    context_cut: bool = False  # the only post in it was cut at its end
-    messages: Messages = field(default_factory=list, compare=False)  # that were rendered
+    context_cut: bool = False  # whether the prompt's only post was cut at its end
+    messages: Messages = field(default_factory=list, compare=False)  # the prompt before rendering
 
 
 @dataclass(frozen=True)
 class Trimmed(Fitted):
-    num_contexts_trimmed: int = 0  # posts in it that were cut
-    question_cut: bool = False  # the question was cut at its end
+    num_contexts_trimmed: int = 0  # posts in the prompt that were cut
+    question_cut: bool = False  # whether the question was cut at its end
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Window:
         return self.length - self.max_tokens
 
     def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Fitted | None:
-        """Fit a prompt with a user's items, best first, or with a history, by leaving out the lowest-ranked items.
+        """Return a prompt within the budget, with as many items, best first, as fit; `items` are texts or a history.
 
         If the first item alone is too long, its end is cut. None if the prompt exceeds the budget even without items.
 
         Args:
-            items: texts; a prompt without {profile} takes none.
+            items: texts, best first, for {profile}; must be empty if the prompt has no {profile}.
             values: texts for the prompt's other placeholders.
         """
         if isinstance(items, History):
@@ -71,15 +71,15 @@ class Window:
         return Fitted(cut[0], 1, len(items) - 1, context_cut=True, messages=cut[1])
 
     def _render(self, messages: Messages) -> tuple[Rendered, Messages] | None:
-        """Return rendered messages, and the messages; None if they exceed the budget."""
+        """Return the rendered messages and the messages themselves; None if they exceed the budget."""
         rendered = self.chat.render(messages)
         return (rendered, messages) if self.chat.length(rendered) <= self.budget else None
 
     def _fit_history(self, prompt: Prompt, history: History, **values: str) -> Fitted | None:
         """Return a prompt with as many whole items of a history as fit into the budget.
 
-        None if the prompt exceeds the budget even without items. The messages' own lengths give a good guess of the
-        number, so the prompt is rendered only a few times, even for long histories.
+        None if the prompt exceeds the budget even without items. The number of items is first guessed from the lengths
+        of single messages, so the prompt is rendered only a few times, even for long histories.
         """
 
         def length(places: Iterable[int]) -> int:
@@ -92,10 +92,10 @@ class Window:
         return whole and Fitted(whole[0], number, most - number, messages=whole[1])
 
     def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed | None:
-        """Fit a prompt into the budget as LaMP's code does: trim every entry, then cut the question.
+        """Return a prompt within the budget, made as LaMP's code does: trim every entry, then cut the question.
 
-        LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or
-        do not fit themselves, they are left out. None if the prompt exceeds the budget even without a question.
+        LaMP cuts the end of the whole input, which is the question. All entries are left out if they leave no room for
+        the question, or do not fit at all. None if the prompt exceeds the budget even without a question.
 
         Args:
             values: texts for the prompt's placeholders, including `question`.
@@ -110,7 +110,7 @@ class Window:
             return self._render(prompt.messages(profile=join(texts), **kept))
 
         bare, alone = [state("") for _, state in entries], length([])
-        # One token more per seam: a text may have one more token between others than alone.
+        # One more token per entry, because a text may have one more token between others than alone.
         seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
         for texts in (trim(entries, alone, seams, self.budget, chat.count), []):
             end, whole = largest(len(question), lambda end, texts=texts: render(texts, end))
@@ -122,9 +122,10 @@ class Window:
 
 
 def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None) -> tuple[int, T | None]:
-    """Return the largest n in 0..most for which `fit(n)` is not None, and that value; (0, None) if there is none.
+    """Return the largest n in 0..most for which `fit(n)` is not None, and `fit(n)`; (0, None) if there is none.
 
-    Tries the guess, then doubles the distance from it, and finally bisects. Without a guess, tries `most`, then 0.
+    If `fit(n)` is None, it must be None for all larger n. `guess` is tried first, then numbers at growing distances
+    from it, and finally bisection follows. Without a guess, `most` is tried, then 0.
     """
     middle, step = (most, most) if guess is None else (guess, 1)
     low, high, best = -1, most + 1, None  # low fits, high does not
@@ -144,10 +145,10 @@ def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None)
 
 
 def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: Callable[[str], int]) -> list[str]:
-    """Trim entries to the budget: each has an equal share, plus what earlier ones did not need.
+    """Return the entries, trimmed to an equal share of the budget each, plus what earlier entries did not need.
 
     The prompt without entries counts for at most 0.6 of the budget. If an entry exceeds its share even without text,
-    this falls to 0.5, and so on down to 0. If that does not help, no entries are left.
+    0.5 is tried, then 0.4, and so on down to 0. If that does not help, the list is empty.
 
     Args:
         alone: tokens of the prompt without entries.

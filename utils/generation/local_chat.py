@@ -1,6 +1,6 @@
-"""Chat messages as a local model reads them: token ids, by its tokenizer and chat template.
+"""Chat messages as a local model reads them: as token ids, made by its chat template and tokenizer.
 
-The engine adds nothing to these (no second BOS). `PlainText` is for an encoder-decoder, which has no chat template.
+The engine adds no tokens (no second BOS). `PlainText` is for an encoder-decoder, which has no chat template.
 """
 
 import math
@@ -37,18 +37,18 @@ COUNTED = 50_000  # messages whose lengths are remembered
 # Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
 CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
 BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
-# Some templates write today's date. Here it is always the one that Llama 3's own templates have without a clock, so
-# that prompts do not change from day to day, or between training and answering.
+# Some templates write today's date. We always give them this date, which Llama 3's own templates use without a clock,
+# so that prompts do not change from day to day, or between training and answering.
 TEMPLATE_DATE = "2024-07-26"
 CLOCK = "strftime_now"  # a template's function for today's date
 PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
-    """Return `fold`'s arguments for the first form of messages that a template renders without dropping or moving text.
+    """Return the arguments (num_systems, alternates) with which `fold` makes messages that a template renders right.
 
-    A template may put a system message at the beginning anywhere (Mistral's puts it into the last user message).
-    `render` may raise anything; only a UserError ends the run.
+    The template must neither drop a text nor move it, except for a system message at the beginning (Mistral's template
+    puts it into the last user message). `render` may raise anything; only a UserError ends the run.
     """
     forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
     forms.append((("system", "user"), 1, True))  # of a template for single questions
@@ -70,13 +70,13 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
     """Convert messages to a form that a template accepts, keeping the order of the texts.
 
     Args:
-        num_systems: a system message is kept only among this many messages at the beginning. Any other one becomes a
-            user message, and the text of a user message behind it is added to it.
-        alternates: user and assistant must alternate, beginning with the user. A first message of the assistant becomes
-            a user message, and neighbours of one role are merged.
+        num_systems: a system message is kept only if it is among this many messages at the beginning. Any other system
+            message becomes a user message, and is merged with a user message that follows it.
+        alternates: user and assistant must alternate, beginning with the user. If the assistant's message comes first,
+            it becomes a user message; neighbouring messages of the same role are merged.
     """
     folded: Messages = []
-    is_refused = False  # whether the message before was a refused system message
+    is_refused = False  # whether the previous message is a system message that became a user message
     for number, message in enumerate(messages):
         role, content = message["role"], message["content"]
         merges, is_refused = is_refused or alternates, role == "system" and number >= num_systems
@@ -89,13 +89,16 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
 
 
 def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
-    """Return the chat of a local model, with a message: the first one imports transformers, which takes seconds."""
+    """Return a local model's chat, and announce it: the first call imports transformers, which takes seconds."""
     announce(f"loading the tokenizer of {model_addr}")
     return LocalChat(model_addr, *args, **settings)
 
 
 def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
-    """Load a model's tokenizer and config, an adapter's from its base model if it lacks them; UserError if missing."""
+    """Return a model's tokenizer and config; for an adapter, its own tokenizer if it has one, else its base model's.
+
+    UserError if they are missing or damaged.
+    """
     from transformers import AutoConfig, AutoTokenizer
 
     base = adapter_base(model_addr) or model_addr
@@ -106,13 +109,13 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
     with loading(with_tokenizer, *TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
         tokenizer("text")  # checks some fields that loading does not
-    if not tokenizer.encode("text", add_special_tokens=False):  # without its file, transformers makes an empty one
+    if not tokenizer.encode("text", add_special_tokens=False):  # without tokenizer.json, transformers makes it empty
         raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 
 
 class Counting:
-    """Adds a cached version of the subclass's `count`, and defaults."""
+    """The base of chats: defaults, and a version of the subclass's `count` with a cache."""
 
     count: Callable[[str], int]
     date: str | None = None  # the date that the template writes
@@ -136,22 +139,22 @@ class LocalChat(Counting):
         model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
         counter: how tokens are counted, for the manifest.
         num_tokens: the number of tokens that the model has; None if its config does not say.
-        variables: the template's variables besides the messages.
+        variables: values for the template's variables, besides the messages.
         date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
-        prompt_end: the text that the template adds after the user's.
-        own_parser: the model's reasoning parser in vLLM, by its files.
+        prompt_end: the text that the template adds after the user's text.
+        own_parser: the name of vLLM's reasoning parser for this model, found in its files; None if it needs none.
 
     Raises:
-        UserError: model files are damaged; or the chat template is missing, one of several without a default, fails,
-            leaves out the user's text, or does not know one of the `variables` (such variables are ignored with
-            `only_known`). Rendering raises it for a text with a token that the model lacks.
+        UserError: model files are damaged; the chat template is missing, fails, or drops the user's text; there are
+            several templates and none is the default; or the template does not know one of the `variables` (with
+            `only_known`, such variables are ignored). Rendering raises it for a text with a token that the model lacks.
 
-    A control token in a message is rendered as characters, so that no text can end its turn. Only the beginning of the
-    assistant's turn may end a thought.
+    A control token in a message is rendered as characters, so that no text can end its turn. The exception is a mark
+    that closes a thought, in a last message of the assistant, which is the beginning of the reply.
     """
 
     counter = "the model's tokenizer"
-    behind = ""  # added to each prompt
+    behind = ""  # a text that is added to the end of each prompt
     _clock: dict[str, Callable[[str], str]] = {}  # noqa: RUF012 (never changed)
 
     def __init__(
@@ -186,7 +189,7 @@ class LocalChat(Counting):
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
-        """Return the variables that the template knows; another one would silently change nothing."""
+        """Return the variables that the template knows; UserError for any other, because the template ignores it."""
         text = self.tokenizer.get_chat_template()
         chosen = {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", text)}
         unknown = sorted(variables.keys() - chosen.keys())
@@ -198,7 +201,7 @@ class LocalChat(Counting):
         return chosen
 
     def _check_template(self) -> str:
-        """Check the template, and return the text that it adds after the user's."""
+        """Check the template, and return the text that it adds after the user's text."""
         question = "c0ffee question"
         with self._blaming_template():
             text = self._apply([{"role": "user", "content": question}])
@@ -208,7 +211,7 @@ class LocalChat(Counting):
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
-        """Return the token ids of the whole prompt, up to the assistant's turn, or with its beginning."""
+        """Return a prompt's token ids, up to the assistant's reply; the last message may be the reply's beginning."""
         return self._encode_all([self._text(messages)])[0]
 
     def render_dialogue(self, messages: Messages) -> array:
@@ -247,9 +250,9 @@ class LocalChat(Counting):
         return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
 
     def _as_text(self, text: str) -> str:
-        """Return a text of the data with its control tokens broken, for `_encode_all`."""
+        """Return a text with a `BREAK` in each control token, so that `_encode_all` reads them as characters."""
         text = text.replace(BREAK, "")
-        while self._marks.search(text):  # again, because a part may be another mark, as in <<s>>
+        while self._marks.search(text):  # repeated, because marks may overlap, as in <<s>>
             text = self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text)
         return text
 
@@ -285,26 +288,26 @@ class LocalChat(Counting):
         return [self._checked(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
     def _checked(self, ids: Sequence[int]) -> array:
-        """Return token ids as they are held; UserError if the model lacks one."""
+        """Return token ids as an array; UserError if the model lacks one of these tokens."""
         check_tokens(ids, self.tokenizer, self.num_tokens)
         return array("i", ids)
 
     @cached_property
     def _form(self) -> tuple[float, bool]:
-        """The template's form of messages. Some refuse the system role (Gemma 2), some silently drop its text."""
+        """The result of `find_form`: some templates refuse the system role (Gemma 2), others silently drop its text."""
         return find_form(self._apply)
 
     def render_reply(self, text: str) -> array:
-        """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
+        """Return the token ids of the assistant's reply to a prompt of `render`, with the token that ends the turn."""
         if self.end_of_turn is None:
             problem = "ends no turn, and its tokenizer_config.json has no eos_token"
             raise UserError(f"{self._template} {problem}; use another model")
         return self._checked([*self.render_option(text), self.end_of_turn])
 
     def render_option(self, text: str) -> array:
-        """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.
+        """Return the token ids of a possible beginning of the assistant's reply to a prompt of `render`.
 
-        The prompt ends where a turn begins, so the text has the same tokens after the prompt as alone.
+        The prompt ends where the reply begins, so the text has the same tokens after the prompt as on its own.
         """
         return self._encode_all([self._as_text(text)])[0]
 
@@ -329,7 +332,7 @@ class LocalChat(Counting):
 
 
 class PlainText(LocalChat):
-    """Renders only the last message of a prompt, with the end-of-text token; training had no instructions."""
+    """Renders only the last message of a prompt, without a template, and adds the end-of-text token, as in training."""
 
     def __init__(self, model_addr: str, cache_dir: str | None = None):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)

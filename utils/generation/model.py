@@ -1,7 +1,7 @@
 """A model in a run: its policy for sampling and retries, and the lengths of its prompts and outputs.
 
-Every try has another seed. By default (`fallback`), the last try is constrained to the schema; `always` constrains
-every try; `never`, the reference code's way, raises the temperature by 0.1 per try, up to 1.
+Every try has another seed. With --constrained_decoding `fallback`, the default, the last try is constrained to the
+schema; with `always`, every try. With `never`, as in the reference code, each try raises the temperature by 0.1, to 1.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thou
 class Policy:
     """How outputs are sampled and requested again (the flags of `cli.add_sampling_arguments`)."""
 
-    temperature: float | None  # None, as for top_p: the default of the model or its server
+    temperature: float | None  # None, here and for top_p: the default of the model or its server
     top_p: float | None
     max_tokens: int
     seed: int | None
@@ -34,14 +34,14 @@ class Policy:
     schema: dict[str, Any] | str | None = None  # set by each call
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None
-    opened: bool | None = None  # `Sampling.opened`, by the model's template
-    stop_token: int | None = None  # `Sampling.stop_token`, likewise
+    opened: bool | None = None  # `Sampling.opened`, according to the model's template
+    stop_token: int | None = None  # `Sampling.stop_token`, according to the model's template
     stop: tuple[str, ...] = ()  # `Sampling.stop`, set by each call
 
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
-        """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
+        """Return the sampling of one try, `attempt` (from 0). Its seed depends only on --seed, the key and the try.
 
-        `is_sampled`: the server refuses temperature, so the model is not greedy even at 0.
+        `is_sampled`: the server refuses the parameter temperature, so the model is not greedy even at 0.
         """
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
@@ -52,9 +52,9 @@ class Policy:
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, *others)
 
     def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
-        """Return whether this is the last try; a greedy constrained try is, because another would repeat it.
+        """Return whether this is the last try. A greedy constrained try is the last, because another would repeat it.
 
-        It stays the last one if the server refuses the schema and constrains it less.
+        That is also so if the server refuses the schema and constrains the output less.
         """
         return attempt >= self.max_retries or (self._is_constrained(attempt, is_sampled) and self.is_greedy(is_sampled))
 
@@ -76,34 +76,34 @@ class Model:
     """
 
     addr: str
-    identity: str  # identifies it among all models, for the settings
-    flags: Arguments  # its own: how it is loaded or reached, and sampled
-    completions: Completions  # its earlier ones
-    trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
-    wanted_length: int = PAPER_LENGTH  # of prompt and output together, if nothing limits it
-    max_tokens_flag: str = "--max_tokens"  # the name of the flag behind `flags.max_tokens`
-    only_scores: bool = False  # it scores how likely given texts are, and writes none
-    gives_rewards: bool = False  # it is a classifier that gives a whole dialogue a number, and writes none
+    identity: str  # distinguishes it from all other models, for the settings
+    flags: Arguments  # how this model is loaded or reached, and sampled
+    completions: Completions  # gives its stored and new completions
+    trained: dict[str, Any] = field(default_factory=dict)  # the result of `trained_settings`
+    wanted_length: int = PAPER_LENGTH  # tokens of prompt and output together, unless flags or the model limit them
+    max_tokens_flag: str = "--max_tokens"  # the name of the flag whose value is `flags.max_tokens`
+    only_scores: bool = False  # whether it only scores how likely given texts are, and writes no text
+    gives_rewards: bool = False  # whether it is a classifier, which gives a dialogue a number and writes no text
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Further settings that decide its answers; none if vLLM or an API runs the model."""
+        """Further settings on which the model's answers depend; empty if vLLM or an API runs the model."""
         return {}
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What flags leave open, for the manifest: lengths, parser, how tokens are counted, the template's date."""
+        """Values that flags leave open, for the manifest: lengths, parser, token counter, and the template's date."""
         lengths = {"max_tokens": self.window.max_tokens, "max_model_len": self.window.length}
         parser = {"reasoning_parser": self.policy.reasoning_parser} if self.policy.reasoning_parser else {}
         return {**lengths, **parser, "token_counter": self.chat.counter, **self.chat.dated}
 
     @property
     def saw_in_training(self) -> list[str]:
-        """The scorer's fields that its training used, by its manifest."""
+        """The scorer's fields that the model's training used, according to its manifest."""
         return self.trained.get("saw_in_training") or []
 
     def load(self) -> None:
-        """Load the tokenizer and check lengths and store, so that a mistake ends the run before an engine opens."""
+        """Load the tokenizer, and check lengths and store: a mistake ends the run before an engine opens."""
         if not self.completions.cached_only:
             self.completions.store.check_writable()
         _ = self.policy
@@ -151,9 +151,9 @@ class Model:
         return self.thoughts.room(is_given, self.flags.max_model_len, self.chat.model_limit)
 
     def limit(self, max_tokens: int | None) -> int:
-        """Return the most tokens of an output, thoughts included: a method's own limit has room for them added.
+        """Return the most tokens of an output, thoughts included; `max_tokens` is a method's own limit, or None.
 
-        So has the flag's, unless the user gave it.
+        Room for thoughts is added to a method's limit, and to the flag's value unless the user gave it.
         """
         if max_tokens is None:
             return self.window.max_tokens
@@ -161,7 +161,7 @@ class Model:
 
     @cached_property
     def policy(self) -> Policy:
-        """How it is sampled; UserError if a local model has no seed."""
+        """How outputs are sampled and requested again; UserError if a local model has no seed."""
         flags, thoughts = self.flags, self.thoughts
         if flags.seed is None and not flags.openai:
             raise UserError("--seed none: only for an API; a local model needs a seed")
@@ -183,9 +183,9 @@ class Model:
         return {name: value for name in FURTHER if (value := vars(self.flags).get(name)) not in (None, {})}
 
     def open_engine(self) -> Engine | None:
-        """Load it on an engine of its own; None if vLLM or an API runs it."""
+        """Return an engine that runs only this model; None if vLLM or an API runs it."""
         return None
 
     def describe_memory(self) -> list[str] | None:
-        """Describe the memory that such an engine needs (--dry_run)."""
+        """Return lines on the memory that the engine of `open_engine` needs (--dry_run); None if it returns none."""
         return None

@@ -1,8 +1,8 @@
 """What an API refuses: parameters and response formats, and too many requests at a time.
 
-A request refused for a parameter is repeated without the parameter, or with its other name; one refused for no reason
-that is named is first repeated unchanged. The rest of the run uses what worked, but gives up a response format only
-after two different prompts were refused for it.
+If a request is refused for a parameter, it is repeated without the parameter, or with the parameter's other name. If
+the refusal names no cause, the request is first repeated unchanged. Later requests are sent in the form that worked;
+but a response format is given up only after two different prompts were refused for it.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
 )
 
-Request = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
-LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, our tries follow after 5, 25, 125, 300, ...
-LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; a longer one counts as none
-PATIENCE = 1800.0  # seconds of nothing but refusals, after which requests no longer pause, so that their tries end
-MOST_BYTES = 2**24  # of a reply; the longest ones are lists of models
+Request = dict[str, Any]  # a request's body without response_format; the limit of tokens is named max_tokens
+LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
+LONGEST_WAIT = 600.0  # seconds; if a refusal names a longer wait, it counts as naming none
+PATIENCE = 1800.0  # after so many seconds with only refusals, requests no longer pause, so that their tries end
+MOST_BYTES = 2**24  # of a reply; the longest replies are lists of models
 FILE = re.compile(r"/files(/[^/]+/content)?$")  # paths of uploads and of batches' results
 FILE_BYTES, FILE_SECONDS = 2**31, 3600
 RISE_AFTER = 10  # answers per allowed request before the limit rises
@@ -45,8 +45,8 @@ RISE_AFTER = 10  # answers per allowed request before the limit rises
 class MalformedError(UserError):
     """The API refuses a request because of a parameter, its response_format, its prompt, or something else in it.
 
-    `param` is the parameter that the error names, `details` its whole body, empty if no parameter can help.
-    `is_for_all` is True if it refuses a parameter that the run cannot leave out.
+    `param` is the parameter that the error names. `details` is the error's whole body, or empty if changing a parameter
+    cannot help. `is_for_all` is True if the API refuses a parameter that the run cannot leave out.
     """
 
     is_for_all = False
@@ -60,9 +60,9 @@ class Refusals:
     """What one server has refused so far, and how requests avoid it.
 
     Attributes:
-        refused: what requests avoid now: some of ADAPTABLE, at most one of LIMITS, and the first ones of FORMATS.
-        doubtful: the messages for which the current format was refused; the next ones show whether it is refused for
-            all.
+        refused: what requests avoid now: names from ADAPTABLE (at most one of LIMITS), and the first names of FORMATS.
+        doubtful: the messages for which the current format was refused; None if there are none. Other messages will
+            show whether the format is refused for all.
     """
 
     def __init__(self, limit: str):
@@ -72,7 +72,7 @@ class Refusals:
         self.doubtful: Any = None
 
     def body(self, refused: Set[str], request: Request, schema: Any) -> dict[str, Any]:
-        """Return the whole body of a request, constrained to `schema` if that is a JSON schema."""
+        """Return the body to send for a request: without `refused`, and with the schema if it is a JSON schema."""
         limit = OTHER_LIMIT[self._preferred] if self._preferred in refused else self._preferred
         named = {limit if name == "max_tokens" else name: value for name, value in request.items()}
         kept = {name: value for name, value in named.items() if name not in refused}
@@ -80,7 +80,7 @@ class Refusals:
         return {**kept, **({"response_format": held} if held else {})}
 
     def with_refused(self, refused: Set[str], request: Request, schema: Any, completion: Completion) -> Completion:
-        """Return the completion with the refused parameters and the format that replaced a refused one."""
+        """Return the completion with the refused parameters, and with the format that was used if one was refused."""
         preferred = {self._preferred if name == "max_tokens" else name for name in request}
         taken = _format(refused, schema) if isinstance(schema, dict) and FORMATS[0] in refused else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused & preferred)))
@@ -90,7 +90,7 @@ class Refusals:
     ) -> Completion:
         """Send a request, without what the server refuses, until it is accepted; return the completion.
 
-        MalformedError if the refusal names nothing that can be changed, and no other response_format is accepted.
+        MalformedError if nothing that the refusal names can be changed, and no other response_format is accepted.
         """
         refused, is_repeated = self.refused, False
         met: dict[str, MalformedError] = {}  # what was refused, and how
@@ -101,7 +101,7 @@ class Refusals:
             except MalformedError as refusal:
                 is_vague = not (_names(refusal) & body.keys() or "response_format" in _words(refusal))
                 if refusal.details and is_vague and not is_repeated:
-                    is_repeated = True  # it may pass
+                    is_repeated = True  # the problem may be temporary
                 else:
                     cause = _cause(refusal, body, met)
                     met[cause] = refusal
@@ -111,7 +111,7 @@ class Refusals:
             return self.with_refused(refused, request, schema, completion)
 
     def _learn(self, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
-        """Avoid in all later requests what an accepted one had to avoid, and print the changes."""
+        """Avoid in all later requests what an accepted request had to avoid (`met`), and print what changes."""
         formats = [name for name in FORMATS if name in met and name not in self.refused]
         if has_schema:
             is_second = formats and self.doubtful not in (None, prompt)
@@ -132,9 +132,9 @@ def _format(refused: Set[str], schema: Any) -> str:
 
 
 def _cause(refusal: MalformedError, body: dict[str, Any], met: dict[str, MalformedError]) -> str:
-    """Return what to leave out of a refused request, or to rename: a parameter or a format.
+    """Return the parameter or format that a refused request should leave out or rename.
 
-    If nothing can be changed, raise the refusal, or that of the first format in `met`, the causes so far.
+    If there is none, raise the refusal, or the first refusal of a format in `met`, which has the causes so far.
     """
     if not refusal.details:
         raise refusal
@@ -148,7 +148,7 @@ def _cause(refusal: MalformedError, body: dict[str, Any], met: dict[str, Malform
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
-    """Return the parameter of a request's body that its refusal names; None if it names none of ADAPTABLE."""
+    """Return the parameter in ADAPTABLE that a refusal names and the request's body has; None if there is none."""
     words = set(re.findall(r"\w+", refusal.param)) & body.keys() or _words(refusal)
     if "response_format" in words & body.keys():
         return None
@@ -161,7 +161,7 @@ def _names(refusal: MalformedError) -> set[str]:
 
 
 def _words(refusal: MalformedError) -> set[str]:
-    """Return the words of a refusal up to a list of accepted names."""
+    """Return the words of a refusal, except those that follow "supported parameters" and the like."""
     return set(re.findall(r"\w+", _ALLOWED.split(refusal.details)[0]))
 
 
@@ -185,10 +185,10 @@ class Throttle:
     """Limits concurrent requests to the user's number, or to fewer after refusals by the API (429).
 
     Refusals come in waves, when more requests are sent at once than the API allows. Each refusal lowers the limit by
-    one; a wave at most halves it. `RISE_AFTER` answers per allowed request raise it by a quarter. If a refusal names a
-    time, no request is sent before it. If it names none, the client library delays that request alone. From the second
-    wave without an answer in between, all requests wait for 1 s, doubled with every wave, so that minutes of refusals
-    do not use up the tries.
+    one; a wave at most halves it. After `RISE_AFTER` answers per allowed request, the limit rises by a quarter. If a
+    refusal names a time to wait, no request is sent during it. If it names none, the client library delays only the
+    refused request. If a second wave comes before any answer, all requests wait for 1 s, and twice as long with every
+    further wave, so that minutes of refusals do not use up the tries.
     """
 
     def __init__(self, most: int):
@@ -198,11 +198,11 @@ class Throttle:
         self._refused_since: float | None = None  # the first refusal after the last answer
         self._freed = asyncio.Event()
         self._quiet_until = self._wave_began = -math.inf
-        self._floor = 1  # the lowest limit in this wave
-        self._waves = 0  # since the last answer
+        self._floor = 1  # the limit does not fall below this in the current wave
+        self._waves = 0  # number of waves since the last answer
 
     async def enter(self) -> float:
-        """Wait for a place, and return the time at which it was given."""
+        """Wait until a request may be sent, and return the time (of time.monotonic) at which it may."""
         while True:
             now = time.monotonic()
             if now < self._quiet_until:
@@ -227,9 +227,9 @@ class Throttle:
             self._answered = 0
 
     def refused(self, entered: float, named: float) -> float:
-        """Record the refusal of a request that entered at `entered`; `named` is the pause that it names, or 0.
+        """Record the refusal of a request, and return the seconds during which no request may be sent now.
 
-        Returns the seconds during which no request may enter.
+        `entered` is what `enter` returned for the request; `named` is the pause in the refusal, in seconds, or 0.
         """
         now = time.monotonic()
         if entered >= self._wave_began:
@@ -244,11 +244,11 @@ class Throttle:
 
 
 class LongReplyError(ReadError):
-    """A server's reply does not end within the limit."""
+    """A server's reply is longer than the limit."""
 
 
 async def _read(response: Any) -> None:
-    """Read a reply's body up to its limit; LongReplyError beyond it."""
+    """Read a reply's body into the response; LongReplyError if it is longer than its limit."""
     most = FILE_BYTES if FILE.search(response.url.path) else MOST_BYTES
     parts, size = [], 0
     async for part in response.aiter_bytes():
@@ -263,7 +263,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
     """The client library's HTTP client, which waits for a `Throttle` before each request and retry."""
 
     def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
-        """`seconds` limits a request from its first byte to the last one of its answer, whatever trickles in."""
+        """`seconds` limits the time from a request's first byte to the last byte of its reply."""
         super().__init__(event_hooks={"response": [_read]})
         self._throttle = Throttle(most)
         self._seconds, self._note = seconds, note

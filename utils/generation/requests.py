@@ -1,4 +1,4 @@
-"""Requests to engines and their results; the engines are vllm_engine.py and api_engine.py."""
+"""Requests to engines, and their results. Engines: vllm_engine.py, api_engine.py, encoder_decoder.py."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from prompts import Messages
 
 Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
-# Flags besides temperature, top_p and seed, by their names in a request: those of sampling, and all of them.
+# Flags besides temperature, top_p and seed, by their names in a request: SAMPLED only those of sampling, FURTHER all.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
-# Reasons to stop of a finished text, in lower case; unknown if a server gives none. Any other (length, error, safety,
-# ...) means that it was cut.
+# Finish reasons, in lower case, of texts that are complete; "unknown" if the server gives none. Any other reason
+# (length, error, safety, ...) means that the text was cut.
 FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done", "unknown",
             "endoftext", "endturn", "finish", "finished", "normal", "finish_reason_stop")  # fmt: skip
 
@@ -25,43 +25,43 @@ class Sampling:
     """How one output is sampled."""
 
     temperature: float | None  # None: the default of the model or its server
-    top_p: float | None  # likewise
+    top_p: float | None  # None: as for temperature
     max_tokens: int
     seed: int
-    schema: dict[str, Any] | str | None = None  # constrains it: a JSON schema, or a regular expression (vLLM only)
+    schema: dict[str, Any] | str | None = None  # constrains the output: JSON schema or (vLLM only) regular expression
     attempt: int = 0  # the number of this try, from 0
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None  # reads a local model's thoughts
     opened: bool | None = None  # whether the prompt ends inside a thought; None if unknown
-    stop_token: int | None = None  # a local model's: ends its turn, besides the tokens that its config names
-    stop: tuple[str, ...] = ()  # texts that end it, and are not part of it
+    stop_token: int | None = None  # a token that ends a local model's turn, besides the tokens that its config names
+    stop: tuple[str, ...] = ()  # texts at which the output ends; the output does not include them
 
 
 @dataclass(frozen=True)
 class Completion:
     """One output."""
 
-    text: str  # after the thoughts
+    text: str  # the text after the thoughts
     finish_reason: str
     prompt_tokens: int | None  # this and the next two counts are None if a server does not report them
     cached_tokens: int | None  # prompt tokens that were not computed again
     completion_tokens: int | None
-    response_format: str | None = None  # the format of FORMATS that a server took instead of the schema it refused
+    response_format: str | None = None  # the name in FORMATS that was used, if the server refused the first one
     refused_parameters: tuple[str, ...] = ()  # left out of the request or renamed
     system_fingerprint: str | None = None  # as the server reports it
     answered_by: str | None = None  # the model that the reply names, if it is not the one that was asked
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # completion tokens of the thoughts; None if unknown
-    unfinished: bool = False  # whether it ends inside a thought
+    unfinished: bool = False  # whether the output ends inside a thought
 
 
 @dataclass(frozen=True)
 class Scored:
     """How likely several continuations of one prompt are."""
 
-    mean_log_probs: list[float]  # per continuation, over its tokens
-    prompt_tokens: int  # over all requests, each with the prompt
-    cached_tokens: int  # those of them that were not computed again
+    mean_log_probs: list[float]  # of each continuation: the mean log-probability of its tokens
+    prompt_tokens: int  # in all requests together; each request has the prompt
+    cached_tokens: int  # prompt tokens that were not computed again
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Rewarded:
 
 
 def is_cut(finish_reason: str) -> bool:
-    """Return whether a text ended for another reason than being finished."""
+    """Return whether a text with this finish reason was cut, and so may be incomplete."""
     return finish_reason.lower() not in FINISHED
 
 
 class RefusedError(Exception):
     """The engine will never answer this request; other requests continue.
 
-    `is_certain` is False if the server may refuse every request for this reason, until it answers another one.
+    `is_certain` is False if the server may refuse all requests for this reason; an answer to another shows otherwise.
     """
 
     def __init__(self, reason: str, is_certain: bool = True):
@@ -109,7 +109,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Passages:
-    """A prompt for fusion in decoder: passages of the question with one item each, as token ids."""
+    """A prompt for fusion in decoder: passages as token ids, each of the question and one item."""
 
     parts: tuple[array, ...]
 

@@ -1,15 +1,16 @@
-"""Likelihoods of continuations by vLLM; its prefix cache computes their shared prompt once.
+"""Likelihoods of continuations by vLLM, whose prefix cache computes the shared prompt only once.
 
 vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
-returns log-probabilities of the tokens after the cached ones, and none or meaningless numbers for those before. So the
-continuations form a tree with the prompt as its root, and with a node, which is one request, wherever they part. Its
-`logprob_token_ids` give the likelihood of each next token: a cache block may end there, and then no later request
-returns it. Its `prompt_logprobs` cover the node's own tokens, which no other request has and which are thus not cached.
+returns log-probabilities of the tokens after the cached tokens, and none or meaningless numbers for the cached ones. So
+the continuations form a tree: the prompt is the root, and there is a node, which is one request, wherever they part.
+The request's `logprob_token_ids` give the likelihood of each token that may follow the node: a cache block may end
+there, and then no later request returns it. Its `prompt_logprobs` give the likelihoods of the node's own tokens, which
+are in no other request and so not in the cache.
 
 The logits of a whole prompt, 20 GB for 32,000 tokens and a vocabulary of 150,000, are never held.
 
 vLLM 0.32's second model runner, used on GPUs, may return `prompt_logprobs` of other tokens, because it reads them from
-a buffer that later requests change (vLLM's pull request 44106). Their token ids are returned too; if one differs, the
+a buffer that later requests change (vLLM's pull request 44106). vLLM also returns the token ids; if one is wrong, the
 node's tokens are requested one by one.
 """
 
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER=0"  # vLLM's environment variable for the model runner used on CPUs
 
 Tokens = tuple[int, ...]
-Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and the wanted log-probabilities
+Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # sends token ids to the engine
 
 
 async def score_continuations(
     ask: Ask, prompt: array, continuations: Sequence[array], by_token: bool = False
 ) -> Scored:
-    """Return the mean log-probability of each continuation's tokens (at least one) after `prompt`.
+    """Return the mean log-probability of the tokens of each continuation, which has at least one, after `prompt`.
 
     Args:
-        by_token: make each token a node, which takes far more requests but no `prompt_logprobs`. With a LoRA adapter on
-            a CPU, vLLM 0.32 crashes over these.
+        by_token: make each token a node. That takes far more requests, but no `prompt_logprobs`, with which vLLM 0.32
+            crashes if it serves a LoRA adapter on a CPU.
 
     UserError if the engine does not return the log-probability of a requested token.
     """
@@ -49,7 +50,7 @@ async def score_continuations(
     results: list[RequestOutput] = []
 
     async def score(scored: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
-        """Return, by continuation of a node, the sum over its tokens after the `scored` first ones."""
+        """Return, by continuation in `group`, the summed log-probability of its tokens after its beginning `scored`."""
         size = len(node)
         branches = {first: list(part) for first, part in groupby(group, key=lambda tokens: tokens[size : size + 1])}
         ended = branches.pop((), [])
@@ -74,9 +75,9 @@ async def score_continuations(
 
 
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
-    """Return the common beginning of texts, which ends a prompt, and the rest of each, an option, as token ids.
+    """Return the tokens with which all texts begin, and the rest of each text by name, as token ids.
 
-    If a tokenizer makes one token of a space and a digit, that token is in the option.
+    The beginning can end a prompt, and the rests are its options. A token of a space and a digit is in the option.
     """
     size = len(_shared(sorted(map(tuple, texts.values()))))
     [begin, *_] = (tokens[:size] for tokens in texts.values())
@@ -84,7 +85,7 @@ def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
 
 
 def _shared(group: list[Tokens]) -> Tokens:
-    """Return the common beginning of a sorted group."""
+    """Return the common beginning of all tuples in a sorted list: of its first and its last one."""
     pairs = zip(group[0], group[-1], strict=False)
     return tuple(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -92,13 +93,13 @@ def _shared(group: list[Tokens]) -> Tokens:
 async def _ask_node(
     ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
 ) -> "RequestOutput":
-    """Request the log-probabilities of `nexts` after a node, and of the node's own tokens after the `scored` ones."""
+    """Return the result of a node's request: likelihoods of `nexts` after it, and of its own tokens after `scored`."""
     wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
     if len(node) > len(scored):
         wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # per position, only its own token's
     results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=False)))
     if len(node) > len(scored) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(scored):
-        # The node's own tokens are cached: another question has the same prompt and option.
+        # The node's own tokens are in the cache, because another question has the same prompt and option.
         results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=True)))
     return results[-1]
 
@@ -106,7 +107,7 @@ async def _ask_node(
 async def _sum_own(
     ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
-    """Sum over a node's own tokens by its result's `prompt_logprobs`, or token by token if these are other tokens'."""
+    """Return the summed log-probability of a node's own tokens, from `result`, or token by token if that is wrong."""
     scored_tokens, returned = node[len(scored) :], result.prompt_logprobs
     if tuple(returned.token_ids[-len(scored_tokens) :]) == scored_tokens:
         return sum(returned.logprobs[-len(scored_tokens) :])
@@ -139,7 +140,7 @@ def _say_slower() -> None:
 
 
 def _params(**wanted: Any) -> "SamplingParams":
-    """Return parameters for a prompt; vLLM generates at least one token, which is ignored."""
+    """Return vLLM's parameters for a request; the one token that vLLM generates at least is ignored."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # No detokenizing: cached positions may hold numbers that are not token ids.

@@ -1,4 +1,4 @@
-"""The store: every completion of every model in append-only files, so that none is requested twice.
+"""The store: every completion of every model in append-only files, so that no completion is requested twice.
 
   completions/
     Qwen2.5-7B-Instruct-1f2e3d4c/            one folder per model
@@ -40,35 +40,35 @@ NO_KEY = "0" * (KEY_END - KEY_START)  # the key of a file's first line
 SUM = b',"crc32":"%08x"}\n'
 SUM_LENGTH = len(SUM % 0)
 REFRESH_SECONDS = 10  # between reads of the lines that other processes add
-SYNC_SECONDS = 1  # between fsyncs: a power cut loses no more
-OPEN_FILES = 100  # at once, for reading: every run adds a file to a store, and a process may open about 1000
-HOLE_LOOKS = 5  # one second apart: on a network file system, incomplete lines may read as zeros
+SYNC_SECONDS = 1  # between fsyncs; a power cut loses the completions of this time
+OPEN_FILES = 100  # files open for reading at a time: every run adds one to a store, and a process may open about 1000
+HOLE_LOOKS = 5  # reads, one second apart, of a line with zeros: on a network file system, it may still be incomplete
 
 
 class ModelStore:
-    """One model's completions by the key of their request, or one ranker's orders.
+    """One model's completions, or one ranker's orders, each by the key of its request.
 
     Attributes:
-        folder: the model's folder; made with the first completion.
+        folder: the model's folder, which is created with the first completion.
         described: everything that distinguishes this model from others.
-        server: the server that has this model, as "NAME at ADDRESS"; recorded with the first new completion, so that
-            later runs know its model without asking.
+        server: the server that has this model, as "NAME at ADDRESS". It is recorded with the first new completion, so
+            that later runs know the server's model without asking the server.
     """
 
     server: str | None = None
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
-        """`model` is the model's name, with which the folder's name begins."""
+        """`store` is the folder of all models, and `model` the model's name, with which its folder's name begins."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
         self._root, self._pattern = Path(store), f"*-{digest}"  # runs that name the model otherwise may add folders
         self._own_name = f"{name}-{digest}"
         self.described = described
-        self._places: dict[bytes, tuple[_Lines, int, int]] = {}  # by key, a line's file, offset and length
+        self._places: dict[bytes, tuple[_Lines, int, int]] = {}  # key -> the line's file, offset and length in bytes
         self._files: list[_Lines] = []
         self._opened: dict[_Lines, IO[bytes]] = {}  # for `get`
-        self._own: IO[bytes] | None = None  # the file to which this process appends, and what it has of it
-        self._own_lines: _Lines | None = None
+        self._own: IO[bytes] | None = None  # the file to which this process appends
+        self._own_lines: _Lines | None = None  # the same file, with the end of its last whole line
         self._read_at = -float("inf")
         self._synced_at = 0.0
 
@@ -104,7 +104,7 @@ class ModelStore:
             self._synced_at = time.monotonic()
 
     def check_writable(self) -> None:
-        """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
+        """Raise UserError if completions could not be added; called before a request is paid for. Creates nothing."""
         check_could_write(self.folder / "model.json")
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class ModelStore:
             self._opened.popitem()[1].close()
 
     def _begin(self) -> None:
-        """Make the folder and this process's own file, whose name begins with the time: older files sort first."""
+        """Create the folder and this process's own file, whose name begins with the time: older files sort first."""
         model = self.folder / "model.json"
         recorded = _read_model(model)["servers"]
         servers = [*recorded, *({self.server} - {None, *recorded})]
@@ -137,7 +137,7 @@ class ModelStore:
         self._append(NO_KEY, writer)
 
     def _append(self, key: str, fields: dict[str, Any]) -> tuple["_Lines", int, int]:
-        """Write a line and return its place. If only a part can be written, the part is removed."""
+        """Append a line; return its file, offset and length. If only a part can be written, that part is removed."""
         file = self._own_lines
         line = line_of(key, fields)
         try:
@@ -179,8 +179,8 @@ class _Lines:
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Return key, offset and length of each new line, except an incomplete last line.
 
-        Another process is still writing that line, or was killed; then nobody appends to the file. UserError if a line
-        is damaged, or is complete except for its line break.
+        Another process is still writing an incomplete line, or was killed, and then nobody appends to the file again.
+        UserError if a line is damaged, or is complete except for its line break.
         """
         lines = []
         with self.open(buffering=1 << 20) as file:
@@ -215,13 +215,13 @@ class _Lines:
 
 
 def models_of_server(store: str | Path, server: str) -> list[dict[str, Any]]:
-    """Return what describes the models whose completions a store has from a server, such as "NAME at ADDRESS"."""
+    """Return the model.json of each model with stored completions from this server, given as "NAME at ADDRESS"."""
     models = map(_read_model, sorted(Path(store).glob("*/model.json")))
     return [model for model in models if server in model["servers"]]
 
 
 def _read_model(path: Path) -> dict[str, Any]:
-    """Return the content of a model.json, empty if there is none; UserError if it is damaged."""
+    """Return the content of a model.json, with `servers`, a list, in any case; UserError if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return content | {"servers": [*content.get("servers", [])]}
@@ -230,7 +230,7 @@ def _read_model(path: Path) -> dict[str, Any]:
 
 
 def line_of(key: str, fields: dict[str, Any]) -> bytes:
-    """Return a line of the store; `key` has 32 hex digits."""
+    """Return the line of the store for a completion; `key` has 32 hex digits."""
     import msgspec  # here, so that --help needs no package
 
     text = msgspec.json.encode({"key": key, **fields})[:-1]

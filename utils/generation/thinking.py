@@ -1,10 +1,10 @@
-"""Thoughts: does a model think, with how much room, and where does its answer begin? And chat templates' variables.
+"""Whether a model thinks, how long its thoughts may be, and where its answer begins. Also variables of chat templates.
 
-An API's thoughts are found by the marks in the text or in a separate field of the reply. A local model uses one of
-vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` if its config says gpt_oss; `mistral`
-or `deepseek_r1` if its chat template mentions [THINK] or <think> and its tokenizer has these marks as tokens; otherwise
-none. A model whose template closes the thought in the prompt does not think, nor do the models that we trained to
-answer at once.
+An API's thoughts are found by marks in the text, or in a separate field of the reply. For a local model, one of vLLM's
+reasoning parsers finds them: the one that --reasoning_parser names, or by default, `openai_gptoss` if the model's
+config says gpt_oss; `mistral` or `deepseek_r1` if its chat template mentions [THINK] or <think> and its tokenizer has
+these marks as tokens; otherwise none. A model does not think if its template closes the thought in the prompt, or if
+our scripts trained it to answer at once.
 """
 
 import json
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a local model's template gets
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
-MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
+MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that a parser needs
 ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # makes a thought empty, as Qwen3's template does
 TO_ANSWER = "<|channel|>final<|message|>"  # the end of gpt-oss's prompts for an answer
-THOUGHT_TOKENS = 8192  # for thoughts, in addition to the output's tokens: a guess
+THOUGHT_TOKENS = 8192  # tokens for thoughts, in addition to those of the answer: a guess
 # "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
-# https://developers.openai.com/api/docs/guides/reasoning. Unused tokens cost nothing there. The chat variants of gpt-5
-# write 16,384 tokens at most.
+# https://developers.openai.com/api/docs/guides/reasoning. A high limit costs nothing at OpenAI. The chat variants of
+# gpt-5 are not matched, because they write 16,384 tokens at most.
 OPENAI_TOKENS, OPENAI_NAMES = 25_000, re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5(?!.*-chat))")
 # Names of API models that think.
 THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
@@ -51,17 +51,17 @@ def template_variables(args: Namespace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model thinks."""
+    """Whether and how a model thinks."""
 
     parser: str | None = None  # vLLM's parser for a local model; NO_PARSER if the user wants none
     opened: bool | None = False  # whether a prompt ends inside a thought; None if unknown
     thinks: bool = False
-    tokens: int = THOUGHT_TOKENS  # room for its thoughts, unless a length limits it
+    tokens: int = THOUGHT_TOKENS  # tokens for its thoughts, unless `room` allows fewer
 
     def room(self, is_set: bool, *lengths: int | None) -> int:
-        """Return how many tokens to add for thoughts; 0 if the user has set the limit (`is_set`).
+        """Return how many tokens to add to the answer's limit for thoughts; 0 if the user has set the limit (`is_set`).
 
-        The number is at most a quarter of each known length in `lengths` (prompt and output together).
+        The number is at most a quarter of each known length (tokens of prompt and output together) in `lengths`.
         """
         if not self.thinks or is_set:
             return 0
@@ -69,13 +69,13 @@ class Thoughts:
 
 
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
-    """Return how a chat's model thinks; UserError for a parser that an API cannot use."""
+    """Return whether and how a chat's model thinks; UserError for a --reasoning_parser that an API cannot use."""
     parser_flag = args.reasoning_parser
     if not hasattr(chat, "prompt_end"):
         return _thoughts_of_api(model_addr, parser_flag, vars(args).get("reasoning_effort"))
     opened = opening_of(chat.prompt_end) is not None
     if parser_flag == NO_PARSER:
-        return Thoughts(NO_PARSER, True if opened else None)  # None: by the marks in the text
+        return Thoughts(NO_PARSER, True if opened else None)  # None: the marks in the text decide
     is_closed = not opened and CLOSING.search(chat.prompt_end) is not None
     if is_closed or folder_settings(model_addr).get("script") in TRAINED:
         return Thoughts()
@@ -94,7 +94,7 @@ def _thoughts_of_api(model: str, parser_flag: str | None, effort: str | None) ->
 
 
 def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
-    """Make a chat's prompts end where an answer begins, for texts that are scored instead of written."""
+    """Make a chat's prompts end where the answer begins, because texts that are scored have no thoughts."""
     if thoughts.opened:
         chat.behind = ENDS_THOUGHT[opening_of(chat.prompt_end)]
     elif thoughts.parser == GPT_OSS:
@@ -102,7 +102,7 @@ def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
 
 
 def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
-    """Return a local model's parser: the first whose marks are in both the template and the vocabulary."""
+    """Return the name of a local model's reasoning parser, by the rule at the top of this file; None if it has none."""
     if model_type == "gpt_oss":
         return GPT_OSS
     template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()
@@ -117,10 +117,10 @@ def opening_of(end: str) -> str | None:
 
 
 class ThoughtReader:
-    """Separates thoughts from answers, by vLLM's parser if its marks are in the text, otherwise by `split_thoughts`.
+    """Separates thoughts from answers, with vLLM's parser if its marks are in the text, else with `split_thoughts`.
 
     Attributes:
-        marks_are_special: whether the marks are special tokens, which a text shows only on request.
+        marks_are_special: whether the marks are special tokens, which vLLM leaves out of a text unless asked.
 
     Raises:
         UserError: vLLM has no parser of this name, or the tokenizer lacks its marks.
@@ -148,9 +148,9 @@ class ThoughtReader:
         self.marks_are_special = any(token.special and token.content in marks for token in added)
 
     def read(self, output: "CompletionOutput", sampling: Sampling) -> tuple[Split, int]:
-        """Return an output split into thoughts and answer, and the thoughts' number of tokens, without marks."""
+        """Return an output split into thoughts and answer, and the number of tokens in the thoughts without marks."""
         parser = self._parser if sampling.reasoning_parser not in (None, NO_PARSER) else None
-        # Constrained from its first token, it begins with the answer.
+        # An output that is constrained from its first token begins with the answer.
         opened = False if sampling.opened and parser is None and sampling.schema else sampling.opened
         split = self._split(parser, output.text, is_cut(output.finish_reason), opened)
         if not split.reasoning:
@@ -169,13 +169,13 @@ class ThoughtReader:
         reasoning, content = (part or "" for part in parser.extract_reasoning(begun, self._request))
         if not content.strip() and not (end and end in text):
             return Split("", reasoning.strip(), unfinished=bool(reasoning.strip() or opened))
-        behind = split_thoughts(content, cut, False)  # another thought may follow, which these parsers take as answer
+        behind = split_thoughts(content, cut, False)  # vLLM's parsers take a second thought as part of the answer
         thoughts = "\n".join(filter(None, (reasoning.strip(), behind.reasoning)))
         return Split(behind.answer, thoughts, behind.unfinished)
 
 
 def harmony_tag(schema: dict[str, Any] | str) -> str:
-    """Return vLLM's `structural_tag` that constrains gpt-oss's final channel, after an unconstrained analysis."""
+    """Return vLLM's `structural_tag` that constrains gpt-oss's final channel, but not the analysis before it."""
     is_regex = isinstance(schema, str)
     content = {"type": "regex", "pattern": schema} if is_regex else {"type": "json_schema", "json_schema": schema}
     analysis = {"begin": "<|channel|>analysis<|message|>", "content": {"type": "any_text"}, "end": "<|end|>"}

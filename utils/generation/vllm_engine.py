@@ -1,6 +1,6 @@
 """vLLM's asynchronous engine, and the checks before it loads weights.
 
-Imports vllm only when an engine opens.
+vllm is imported only when an engine opens.
 """
 
 import asyncio
@@ -60,8 +60,9 @@ class VLLMEngine:
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            models: the models to serve: one base model (hub name or folder) and adapter folders on it.
-            gives_rewards: the model is a classifier, for `reward` alone.
+            models: the models to serve: a base model (hub name or folder), folders of its adapters, or both.
+            max_model_len: tokens of prompt and output together.
+            gives_rewards: the model is a classifier, so that only `reward` can be called.
 
         UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
         does not support VLLM_BATCH_INVARIANT=1.
@@ -111,13 +112,13 @@ class VLLMEngine:
         announce(f"loaded on {self.device}")
         self._count = self._scored = 0
         self._copies = args.data_parallel_size
-        # No more prompts than fit into the KV cache: otherwise, one is evicted before its continuations are scored.
+        # No more prompts at a time than fit into the KV cache: otherwise, some are evicted before they are scored.
         cache = self._engine.vllm_config.cache_config
         held = cache.num_gpu_blocks * cache.block_size // max_model_len
         self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        # A schema applies after the thoughts; gpt-oss's tag includes them.
+        # A schema constrains only what follows the thoughts; gpt-oss's structural tag includes the thoughts.
         thinks = sampling.reasoning_parser not in (None, NO_PARSER, GPT_OSS)
         params = sampling_params(sampling, self._own_sampling)
         params.skip_special_tokens = not self._thoughts.marks_are_special
@@ -141,7 +142,7 @@ class VLLMEngine:
         return self._engine.model_config.get_diff_sampling_param()
 
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
-        """Return how likely each of several texts is after a prompt, all as token ids; no text is generated."""
+        """Return how likely each continuation is after a prompt (all are token ids); no text is generated."""
         async with self._scored_at_once:
             self._scored += 1
             # All requests go to one copy of the model, because each copy has its own prefix cache.
@@ -150,7 +151,7 @@ class VLLMEngine:
             return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
 
     async def reward(self, model: str, prompt: array) -> Rewarded:
-        """Return a classifier's only logit at the end of a whole dialogue."""
+        """Return the reward of a whole dialogue: the classifier's only logit at its end."""
         from vllm.pooling_params import PoolingParams
 
         self._count += 1
@@ -168,7 +169,7 @@ class VLLMEngine:
         rank: int | None = None,
         reasoning_ended: bool = True,
     ) -> "RequestOutput":
-        """Return the result of one request; `rank` selects a copy of the model."""
+        """Return the result of one request; `rank` selects a copy of the model, None leaves the choice to vLLM."""
         self._count += 1
         results = self._engine.generate(
             {"prompt_token_ids": list(token_ids)},
@@ -181,7 +182,7 @@ class VLLMEngine:
         return await self._final(results)
 
     async def _final(self, results: AsyncIterator[T]) -> T:
-        """Return the only result of a request; EngineDiedError if the engine dies."""
+        """Return the final result of a request; EngineDiedError if the engine dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
@@ -195,18 +196,18 @@ class VLLMEngine:
         return result
 
     def _death(self, why: str) -> EngineDiedError:
-        """Return the error for an engine that has died: its last message, or without one `why`."""
+        """Return the error for an engine that has died, with its last message, or with `why` if it left no message."""
         return EngineDiedError(
             f"vLLM's engine process died: {last_message(self._log.name) or why}\n"
             "  finished work is kept, run the same command again to resume (--log_level info shows all messages)"
         )
 
     async def close(self) -> None:
-        """End vLLM's processes. Their memory is free when this returns, so that another engine can use it."""
+        """End vLLM's processes, and wait until their memory is free for another engine."""
         announce("closing the engine")
         processes, workers = multiprocessing.active_children(), []
         for process in processes:
-            with suppress(psutil.NoSuchProcess):  # it may die meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process may end meanwhile
                 workers += psutil.Process(process.pid).children(recursive=True)  # one per GPU, holding its memory
         self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine
@@ -230,8 +231,8 @@ def engine_settings(
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
-        # Per step, LLM.generate's defaults on an A100. The asynchronous engine's are smaller; LLM.generate's on an H100
-        # are larger and reduce the KV cache (utils/models/machine.py).
+        # Limits of a step: the defaults of LLM.generate on an A100. The asynchronous engine's defaults are smaller;
+        # those of LLM.generate on an H100 are larger and leave less memory for the KV cache (utils/models/machine.py).
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed or 0,
@@ -250,7 +251,7 @@ def engine_settings(
 
 
 def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-    """Return vLLM's sampling parameters; `own_sampling` has the model's own temperature and top_p (default: 1)."""
+    """Return vLLM's sampling parameters; `own_sampling` may have the model's own temperature and top_p (else 1)."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     defaults = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
@@ -272,7 +273,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
 
 
 def is_batch_invariant() -> bool:
-    """Return whether the environment asks vLLM for outputs that do not depend on their batch."""
+    """Return whether VLLM_BATCH_INVARIANT asks vLLM for outputs that do not depend on the other requests in a batch."""
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
 
 
@@ -294,18 +295,18 @@ def _check_gpus(args: Namespace, base: str) -> None:
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:
-    """Raise UserError if vLLM lacks the mode here; on a CPU, its first step would crash."""
+    """Raise UserError if vLLM does not support VLLM_BATCH_INVARIANT=1 here; on a CPU, its first step would crash."""
     what = f"{BATCH_INVARIANT}=1 needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
     if not on_gpu:
         raise UserError(f"{what}; this machine has none")
-    # An unreported capability is that of a part of a GPU (MIG), which only new enough GPUs have.
+    # Only a part of a GPU (MIG) reports no capability, and all GPUs with MIG are new enough.
     lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
     if lowest < BATCH_INVARIANT_FROM:
         raise UserError(f"{what}; this one has {lowest}")
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:
-    """Return vLLM's settings for adapters: room for all, and the smallest rank with kernels that covers theirs."""
+    """Return vLLM's settings for these adapters: their number, and the lowest rank in vLLM that is enough for all."""
     if not adapters:
         return {}
     from vllm.config.lora import MaxLoRARanks

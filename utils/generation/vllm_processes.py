@@ -1,4 +1,4 @@
-"""Set up the processes of vLLM: their variables, logs, signals and ends."""
+"""Set up the processes of vLLM: environment variables, logs, signals, and how they end."""
 
 import logging
 import os
@@ -10,7 +10,8 @@ import warnings
 from pathlib import Path
 
 ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
-RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")  # not where to look for one
+# An error in a log, but not one that only says where to look for the cause.
+RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")
 SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
 LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
 
@@ -29,13 +30,13 @@ def cores() -> int:
 
 
 def set_defaults(on_gpu: bool, engines: int) -> None:
-    """Set vLLM's variables for this number of engines, unless the user has set them.
+    """Set vLLM's environment variables, unless the user has set them; `engines` share this machine's CPU.
 
     On a GPU, FlashInfer's sampler and all-reduce are switched off: they need nvcc and ninja, and vLLM 0.32 crashes
     without checking for them. Our requests do not use that sampler, and vLLM has its own all-reduce.
 
     On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
-    for its KV cache. Without binding, an engine needs no process of its own, and it starts in 10 instead of 30 seconds.
+    for its KV cache. Without binding, an engine can run in this process, where it starts in 10 instead of 30 seconds.
     """
     if len(os.fsencode(os.environ.get(SOCKETS) or tempfile.gettempdir())) > LONGEST_FOLDER:
         os.environ[SOCKETS] = "/tmp"
@@ -61,8 +62,8 @@ def last_message(log: str) -> str | None:
 def tie_engine_processes(method: str) -> None:
     """Set how vLLM starts its processes, and have forked ones call `_set_up_fork` first.
 
-    A fork inherits imports that a spawned process repeats, but must not happen after CUDA has started. On a CPU, it is
-    safe as long as no torch operation has used several threads.
+    A forked process inherits the imports that a spawned one must repeat, but no process may fork after CUDA has
+    started. On a CPU, forking is safe as long as no torch operation has used several threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
     if method == "fork":
@@ -88,8 +89,8 @@ def _set_up_fork() -> None:
 def set_up_engine_process() -> None:
     """Have the kernel kill this process when its parent ends, so that a killed run leaves no GPU occupied.
 
-    In its own process group, it does not get a terminal's or scheduler's signals: the script ends it. vLLM is silenced
-    here, before it sets up its own logging; its messages go to the file that `ENGINE_LOG` names.
+    The process gets its own process group, so signals of a terminal or scheduler do not reach it: the script ends it.
+    vLLM is silenced here, before it sets up its own logging; its messages go to the file that `ENGINE_LOG` names.
     """
     import ctypes
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in folders: their settings, and whether vLLM serves them on their base model."""
+"""LoRA adapters in folders: their settings, and whether vLLM can serve an adapter on its base model."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.loading import read_headers
 
-MOST_RANK = 512  # of an adapter in vLLM 0.32 (MaxLoRARanks)
-# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), tensors that it reads, and initial weights that do
-# not change the base model.
+MOST_RANK = 512  # the highest rank of an adapter in vLLM 0.32 (MaxLoRARanks)
+# NOT_SERVED: settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`). SERVED: names of tensors that it reads.
+# PLAIN_STARTS: values of init_lora_weights that do not change the base model.
 NOT_SERVED = (
     "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
     "alora_invocation_tokens", "use_bdlora", "use_qalora",
@@ -21,13 +21,13 @@ PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 def adapter_base(name: str) -> str | None:
-    """Return the base model that a LoRA adapter's folder names; None for anything else."""
+    """Return the name of a LoRA adapter's base model; None if `name` is not the folder of an adapter."""
     config = adapter_config(name)
     return config and config["base_model_name_or_path"]
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:
-    """Return the settings in a LoRA adapter's folder; None for anything else. UserError if they are damaged."""
+    """Return a LoRA adapter's settings; None if `name` is not an adapter's folder. UserError if they are damaged."""
     path = Path(name) / "adapter_config.json"
     if not path.is_file():
         return None
@@ -46,12 +46,12 @@ def adapter_config(name: str) -> dict[str, Any] | None:
 
 
 def ranks_of(config: dict[str, Any]) -> list[int]:
-    """Return the ranks in an adapter's settings: one for all modules, and those of single modules."""
+    """Return the ranks in an adapter's settings: the general rank, and those set for some modules only."""
     return [config["r"], *(config.get("rank_pattern") or {}).values()]
 
 
 def check_served(adapter: Path) -> None:
-    """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
+    """Raise UserError for an adapter that vLLM does not serve; its process would die at the first request."""
     config = adapter_config(str(adapter))
     bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
     unserved = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
@@ -68,11 +68,11 @@ def check_served(adapter: Path) -> None:
 
 
 def check_modules(adapter: Path, base: str, headers: dict[str, tuple[list[int], str]]) -> None:
-    """Raise UserError unless the base model, with these `read_headers`, has the adapter's modules with their shapes.
+    """Raise UserError unless the base model has the adapter's modules, in sizes that fit.
 
-    Without headers (weights not fetched yet, or pickled) nothing is checked.
+    `headers` are the base model's `read_headers`; without any (weights not fetched, or pickled), nothing is checked.
     """
-    # By names inside the stack of layers, because prefixes differ between checkpoints of one architecture.
+    # Names are compared inside the stack of layers: their prefixes differ between checkpoints of one architecture.
     shapes = {_inner_name(name): shape for name, (shape, _) in headers.items()}
     for name, (shape, _) in read_headers(adapter).items() if shapes else ():
         module, _, part = name.partition(".lora_")

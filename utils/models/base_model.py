@@ -1,6 +1,6 @@
-"""Models in transformers: loading them, the choice of attention, LoRA's modules, the loss on targets, and replies.
+"""Models in transformers: loading, the choice of attention, LoRA's modules, the loss on targets, and replies.
 
-It imports torch, transformers and peft.
+This module imports torch, transformers and peft.
 """
 
 import logging
@@ -30,7 +30,7 @@ NO_LOSS = -100  # the label of tokens without a loss, by the convention of torch
 
 
 def quiet_libraries() -> None:
-    """Turn off libraries' progress bars and warnings; show their other messages from --log_level on."""
+    """Turn off libraries' progress bars; show their messages from --log_level on, but with `warning` only errors."""
     level = logging.getLogger().level
     if level >= logging.WARNING:
         level = logging.ERROR
@@ -47,15 +47,15 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """Return the fastest attention that computes the model correctly; print a note if that is eager."""
+    """Return the fastest attention with which transformers computes this model correctly; note on stderr if eager."""
     with loading(model_addr, "config.json"):
         config = AutoConfig.from_pretrained(model_addr, **source)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None:  # no language model; load_base reports it
+    if model_class is None:  # not a causal language model, which load_base reports
         return "sdpa"
     # Unlike vLLM, transformers silently drops a cap on attention scores if a kernel has no such argument.
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    # If this list lacks it, transformers would use another FlashAttention, fetched from the hub as code.
+    # If the list lacks flash_attention_2, transformers would fetch another FlashAttention, as code, from the hub.
     kernels = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
     takes_flash = model_class._supports_flash_attn and "flash_attention_2" in kernels
     takes_flash &= not is_capped or is_flash_attn_greater_or_equal("2.6.0")
@@ -70,20 +70,23 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
-    """Load a causal language model; UserError if it is not one, or its weights are pickled or incomplete."""
+    """Return a loaded causal language model; UserError for other models, and for pickled or incomplete weights."""
     return _load(AutoModelForCausalLM, model_addr, dtype=dtype, attn_implementation=attention, **source)
 
 
 def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
     with loading(model_addr, *MODEL_FILES):
         model, report = kind.from_pretrained(model_addr, use_safetensors=True, output_loading_info=True, **settings)
-    if missing := sorted(report["missing_keys"]):  # they would stay random
+    if missing := sorted(report["missing_keys"]):  # these weights would stay random
         raise UserError(f"{model_addr}: its weights lack {missing[0]}; use a complete model")
     return model
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
-    """Return LoRA's config by the flags, or for flags that a command lacks, as in the paper's appendix E."""
+    """Return LoRA's config according to the flags; for flags that a command lacks, the values are the paper's.
+
+    UserError if the model lacks a module that --lora_target_modules names, or if PEFT has no default modules for it.
+    """
     flags = Namespace(**{"lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": None, **vars(args)})
     modules, model_type = flags.lora_target_modules, model.config.model_type
     if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
@@ -102,7 +105,7 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
 
 
 def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
-    """Load an encoder-decoder such as FlanT5; UserError as in `load_base`, or if it names no decoder start token."""
+    """Return a loaded encoder-decoder, such as FlanT5; UserError as in `load_base`, or if it has no start token."""
     model = _load(AutoModelForSeq2SeqLM, model_addr, dtype=dtype, **source)
     start = model.generation_config.decoder_start_token_id
     if type(start) is not int or not 0 <= start < model.config.vocab_size:
@@ -111,7 +114,7 @@ def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) ->
 
 
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cross-entropy (nats) summed over a batch's target tokens, and how many of them are the likeliest.
+    """Return the cross-entropy (nats) summed over a batch's target tokens, and how many of them the model ranks first.
 
     The arguments are those of `target_logits`.
     """
@@ -120,7 +123,7 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
 
 
 def target_log_probs(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability (nats) of each of a batch's N target tokens, one sequence after the other; (N,).
+    """Return the log-probabilities (nats) of a batch's N target tokens, shape (N,), one sequence after the other.
 
     The arguments are those of `target_logits`.
     """
@@ -129,14 +132,14 @@ def target_log_probs(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -
 
 
 def target_logits(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logits (N, vocabulary), float32, at a batch's N target tokens, and these tokens (N,).
+    """Return the float32 logits (N, vocabulary) that predict a batch's N target tokens, and these tokens (N,).
 
-    Logits are computed only at each sequence's own targets: for all of 8192 tokens with a vocabulary of 152 thousand
-    they would take 5 GB. The model's `logits_to_keep` would take the same positions for all sequences of a batch.
+    Logits are computed only for the targets: for all of 8192 tokens with a vocabulary of 152 thousand, they would take
+    5 GB. The model's `logits_to_keep` is not used, because it keeps the same positions in all sequences of a batch.
 
     Args:
-        model: plain, or wrapped for training on several devices.
-        labels: (B, T), `NO_LOSS` at positions without a target.
+        model: a model, or one that is wrapped for training on several devices.
+        labels: token ids (B sequences, T tokens), with `NO_LOSS` at positions that are not targets.
         inputs: input_ids and, if there is padding, attention_mask, both (B, T).
     """
     labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)  # each position predicts the next token
@@ -154,9 +157,9 @@ def target_logits(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> t
 def write_reply(
     model: Any, chat: Any, prompt: Sequence[int], max_tokens: int, is_sampled: bool = False
 ) -> tuple[torch.Tensor, bool]:
-    """Return the reply to a prompt as token ids, and whether it was cut: greedy, or sampled at temperature 1.
+    """Return the token ids of a reply to a prompt (token ids), and whether the reply was cut at `max_tokens`.
 
-    `chat` is the model's LocalChat.
+    Decoding is greedy, or with `is_sampled`, sampling at temperature 1. `chat` is the model's LocalChat.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(

@@ -1,4 +1,4 @@
-"""Find the GPUs that torch can use. If it cannot use one that is present, a run ends instead of using the CPU."""
+"""Find the GPUs that torch can use. If a GPU is present and torch cannot use it, a run ends; it never uses the CPU."""
 
 import os
 import re
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 from utils.cli import UserError
 
-OLDEST = 7.5  # compute capability; CUDA 13 compiles nothing for older cards, and vLLM 0.32's wheel has no kernels
-MEANT = 8.0  # compute capability from which on there are bfloat16 and FlashAttention
+OLDEST = 7.5  # lowest compute capability for which CUDA 13 compiles code and vLLM 0.32's wheel has kernels
+MEANT = 8.0  # lowest compute capability with bfloat16 and FlashAttention
 
 
 def set_up_allocator() -> None:
-    """Let torch's GPU memory grow in place, unless the user has set the allocator; call it before importing torch.
+    """Let torch's blocks of GPU memory grow, unless the user has configured it; must be called before importing torch.
 
-    Batches of varying shapes leave gaps between blocks of fixed size, which then cannot be used. vLLM measures the free
-    memory and takes its cache as one block, so its processes do not need this.
+    With blocks of fixed size, batches of varying shapes leave gaps that cannot be used. vLLM's processes do not need
+    this, because vLLM measures the free memory and takes its cache as one block.
     """
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def has_gpu() -> bool:
-    """Return whether to compute on a GPU; raises UserError as `check_devices` does."""
+    """Return whether there is a GPU to compute on; UserError as in `check_devices`."""
     import torch
 
     check_devices()
@@ -32,14 +32,14 @@ def has_gpu() -> bool:
 
 
 def check_devices() -> None:
-    """Check, before weights load, that the GPUs here can be used or that none are wanted.
+    """Check, before weights load, that torch can use the GPUs of this machine, unless the user hides them all.
 
     It also turns cuDNN's attention off for this process: in torch 2.13, it gives NaN gradients on Hopper and Blackwell
     with a mask (pytorch/pytorch#196678), and it makes a new plan for each new shape.
 
     Raises:
-        UserError: a GPU is too old; or there is a GPU, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES
-            does not hide them all.
+        UserError: a GPU is too old; or torch finds no GPU although this machine has one or SLURM assigned one, and
+            CUDA_VISIBLE_DEVICES does not hide all GPUs.
     """
     import torch
 
@@ -52,7 +52,7 @@ def check_devices() -> None:
                     "  use a newer GPU (docs/gpu.md), or exclude this one with CUDA_VISIBLE_DEVICES"
                 )
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # hides all GPUs if it begins with none ("", "-1")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # hides all GPUs unless it begins with one (not "", "-1")
     if (visible is None or re.match(r"\s*(\d|GPU-|MIG-)", visible)) and (gpu := _find_gpu()):
         raise UserError(
             f"{gpu}, but torch finds no GPU\n"
@@ -62,7 +62,7 @@ def check_devices() -> None:
 
 
 def has_bf16() -> bool:
-    """Return whether the device computes in bfloat16; an emulation would be slower than float32."""
+    """Return whether the GPU, or else the CPU, computes in bfloat16; emulation does not count, as it is slow."""
     import torch
 
     if torch.cuda.is_available():
@@ -72,7 +72,7 @@ def has_bf16() -> bool:
 
 
 def settle_dtype(wanted: str) -> str:
-    """Return the dtype to load; `auto` means float32 on a CPU without bfloat16, which is about three times as fast."""
+    """Return the dtype to load: `wanted`, but float32 for `auto` on a CPU without bfloat16 (about 3 times as fast)."""
     import torch
 
     return "float32" if wanted == "auto" and not torch.cuda.is_available() and not has_bf16() else wanted
@@ -92,14 +92,14 @@ def fitting(what: str, remedy: str) -> Iterator[None]:
 
 
 def find_capabilities() -> dict[str, float]:
-    """Return each visible GPU's compute capability, by a name for messages; empty without nvidia-smi's answer."""
+    """Return the compute capability of each visible GPU, by its name for messages; empty if nvidia-smi gives none."""
     lines = ask_nvidia_smi("index,name,compute_cap") or []
     rows = [re.fullmatch(r"(\d+), (.+), (\d+\.\d+)", line) for line in lines]
     return {f"GPU {row[1]} ({row[2]})": float(row[3]) for row in rows if row}
 
 
 def ask_nvidia_smi(fields: str) -> list[str] | None:
-    """Return a line for each visible GPU; None if nvidia-smi is missing or fails."""
+    """Return nvidia-smi's line with these `fields` for each visible GPU; None if nvidia-smi is missing or fails."""
     query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
@@ -114,12 +114,12 @@ def _call_nvidia_smi(*arguments: str) -> list[str] | None:
 
 
 def _find_gpu() -> str | None:
-    """Return the evidence that there is a GPU, or None."""
+    """Return a text on the GPU that this machine has, or that SLURM assigned; None if there is none."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"this machine has {listed[0].partition(' (UUID')[0]}"
-    # By their manuals, sbatch and srun set this variable for the step and its node. SLURM_JOB_GPUS is also set in the
-    # shell that salloc opens on a login node.
+    # According to their manuals, sbatch and srun set this variable for the step on its node. SLURM_JOB_GPUS is also set
+    # in the shell that salloc opens on a login node, so it is not used.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None
 

@@ -1,4 +1,4 @@
-"""Models by hub name or folder: check that a model exists, and identify it. Does not import torch, so it is fast."""
+"""Models by hub name or folder: check that a model exists, and identify it. It is fast, as it does not import torch."""
 
 import functools
 import hashlib
@@ -18,16 +18,16 @@ from utils.files.file_hashes import file_hash, is_kept
 from utils.models.adapters import adapter_base, check_modules, check_served
 from utils.models.loading import read_headers
 
-CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
-# Files that change a model's answers besides its weights: architecture, tokenizer, default sampling.
+CONFIGS = ("config.json", "adapter_config.json")  # of a whole model, and of a LoRA adapter
+# Files besides the weights that affect a model's answers: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 # Files in a hub model's top folder that vLLM reads: no pickled weights, and no second copy in another format.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
-# API models; no model on the hub has such a name without an owner.
+# Names of API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
-GB = 10**9  # bytes: hashing more takes seconds
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; a hub that answers later than that counts as reached
+GB = 10**9  # bytes; hashing more than this takes seconds
 
 
 class MissingError(UserError):
@@ -41,16 +41,16 @@ class UnreachableError(MissingError):
 def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
     """Check, before anything expensive starts, that a model (and a LoRA adapter's base model) can be loaded.
 
-    For a hub model that is not cached, only the config is fetched, which pins the commit.
+    Of a hub model that is not cached, only the config is fetched; later steps load the commit that this leaves cached.
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-        safetensors_only: refuse a whole model's pickled weights (*.bin); an adapter's are always refused.
+        safetensors_only: refuse pickled weights (*.bin) of a whole model; those of an adapter are always refused.
 
     Raises:
-        UserError: the folder or its files are missing or incomplete; the weights are pickled; vLLM does not serve this
-            kind of adapter, or the adapter does not fit its base model; the hub has no such model, or cannot be reached
-            and the cache lacks it.
+        UserError: the folder or its files are missing or incomplete; the weights are refused because they are pickled;
+            vLLM does not serve this kind of adapter; the adapter does not fit its base model; the hub has no such
+            model; or the hub cannot be reached and the cache lacks the model.
     """
     check_before_hub()  # transformers imports it for folders too
     if is_folder(name):
@@ -86,12 +86,12 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Return the folder with all files of a model (a hub model's commit in its fingerprint); call `check_model` first.
+    """Return the folder with all files of a model; for a hub model, those of its cached commit. First, `check_model`.
 
-    Files that the cache lacks are fetched into it, unless HF_HUB_OFFLINE is set or the hub cannot be reached.
+    Files that the cache lacks are fetched, unless HF_HUB_OFFLINE is set or the hub cannot be reached.
 
     Raises:
-        UserError: the hub refuses, or cannot be reached and the cache lacks weights; the hub has only pickled ones.
+        UserError: the hub refuses; it cannot be reached and the cache lacks weights; or it has only pickled weights.
     """
     from huggingface_hub import snapshot_download
 
@@ -110,9 +110,10 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 
 def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | None:
-    """Return the path of a model's file (a hub model's at its cached commit); None if it has no such file.
+    """Return the path of one file of a model; None if the model has no such file. Call `check_model` first.
 
-    If the cache does not know, the hub is asked; None if it cannot be reached. Call `check_model` first.
+    For a hub model, it is the file of the cached commit. If the cache does not know whether the commit has the file, it
+    is fetched from the hub; None if the hub cannot be reached.
 
     Raises:
         UserError: the hub refuses the request or fails.
@@ -134,8 +135,8 @@ def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | Non
 def is_offline() -> bool:
     """Return whether HF_HUB_OFFLINE is set or the hub cannot be reached (refused, no such host, no route).
 
-    A slow or failing hub can be reached. Tries once; the hub's own client would try seven times for each missing file,
-    in 23 s or more, so for an unreachable hub HF_HUB_OFFLINE is set for the rest of this process.
+    A hub that is slow or fails counts as reached. This function tries once. The hub's own client would try seven times
+    for each missing file, in 23 s or more; so if the hub cannot be reached, HF_HUB_OFFLINE is set for this process.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
@@ -151,13 +152,13 @@ def is_offline() -> bool:
 
 @contextmanager
 def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: str | None = None) -> Iterator[None]:
-    """Turn the hub client's errors into UserErrors, without their text, which may repeat the request with the token.
+    """Turn errors of the hub's client into UserErrors without the errors' texts, which may contain the token.
 
-    Its own messages are turned off, and its progress bars too unless stderr is a terminal.
+    The client's own messages are turned off, and unless stderr is a terminal, its progress bars too.
 
     Raises:
-        MissingError: the hub has no such model or dataset (`kind`); UnreachableError if the same command may succeed
-            later or elsewhere.
+        MissingError: the hub has no such model or dataset (`kind`).
+        UnreachableError: the files cannot be fetched now; the same command may succeed later or elsewhere.
         UserError: the hub refuses.
         OSError: the cache cannot be written.
     """
@@ -200,7 +201,7 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
 
 
 def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
-    """Return a model's folder; for a hub model, that of the main commit in the cache, or None if it is not cached."""
+    """Return a model's folder; for a hub model, the cached folder of its main commit, or None if it is not cached."""
     if is_folder(name):
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
@@ -219,9 +220,9 @@ def check_cache_dir(cache_dir: str | None) -> None:
 
 
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
-    """Return a model's identity, independent of its place: `owner/model@commit`, or `sha256:...` for a folder.
+    """Return a model's identity: `owner/model@commit`, or for a folder, `sha256:...`, wherever the folder is.
 
-    The hash covers the names and all bytes of its settings and weights files. Call `check_model` first.
+    The hash covers names and contents of the files with settings or weights. Call `check_model` first.
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
@@ -236,7 +237,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
 
 
 def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
-    """Return the identity of a local model; an adapter's includes its base model."""
+    """Return the identity of a local model; that of an adapter includes the identity of its base model."""
     check_model(model_addr, cache_dir, safetensors_only=True)
     identity = model_fingerprint(model_addr, cache_dir)
     if base := adapter_base(model_addr):
@@ -245,7 +246,7 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
 
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
-    """Return the commit of a cached hub model, to load exactly that one; None for a folder or an uncached model."""
+    """Return the commit of a cached hub model, so that exactly this commit is loaded; None for any other model."""
     folder = None if is_folder(name) else cached_folder(name, cache_dir)
     return folder and folder.name
 
@@ -253,7 +254,7 @@ def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
 def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
     """Return transformers' arguments for loading a model: its cached commit, and no remote code.
 
-    If the hub cannot be reached, transformers then reads its cache alone (`is_offline`).
+    If the hub cannot be reached, transformers will read only the cache (see `is_offline`).
     """
     if not is_folder(name):
         is_offline()  # for its effect on transformers
@@ -262,7 +263,7 @@ def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
 
 @functools.cache
 def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[list[int], str]]:
-    """Return a model's `read_headers`, from the hub if it is not fetched yet; empty if they are unknown.
+    """Return a model's `read_headers`, from the hub if the weights are not fetched yet; empty if they are unknown.
 
     Raises:
         UserError: the hub refuses the request or fails.
@@ -281,7 +282,7 @@ def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[lis
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a name is a folder's, not a hub model's: it exists, looks like a path, or has two slashes."""
+    """Return whether a name is a folder, not a hub name: it exists, begins like a path, or has two slashes or more."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

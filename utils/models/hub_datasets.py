@@ -1,6 +1,6 @@
 """Datasets by hub name or folder: contents, commit, and files.
 
-The hub's client fetches them: it caches finished files, resumes after a lost connection, and compares sizes.
+The hub's client fetches the files: it caches finished files, resumes after a lost connection, and compares sizes.
 """
 
 import fnmatch
@@ -17,12 +17,12 @@ SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
 class Source(NamedTuple):
-    """A dataset on the hub as of a commit, or in a folder (commit None)."""
+    """A dataset at a commit on the hub, or in a folder."""
 
     name: str
-    commit: str | None
-    folder: Path  # has its card; for a dataset on the hub, the commit's folder in the cache
-    sizes: dict[str, int]  # bytes of its files, by their paths relative to `folder`
+    commit: str | None  # None for a folder
+    folder: Path  # the folder with the dataset's card; for a dataset on the hub, the commit's folder in the cache
+    sizes: dict[str, int]  # bytes of the dataset's files, by their paths relative to `folder`
     cache_dir: str | None = None
 
     @property
@@ -30,9 +30,9 @@ class Source(NamedTuple):
         return self.commit is None
 
     def fetch(self, path: str) -> Path:
-        """Return a file of the dataset, from the hub if the cache lacks it; UserError if it cannot be fetched.
+        """Return the local path of a dataset's file, fetched if the cache lacks it; UserError if it cannot be fetched.
 
-        `snapshot_download` is not used, because its threads continue with gigabytes after a Ctrl-C.
+        `snapshot_download` is not used, because its threads continue to download gigabytes after a Ctrl-C.
         """
         if self.is_folder:
             return self.folder / path
@@ -46,9 +46,10 @@ class Source(NamedTuple):
 
 
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
-    """Return the dataset in a folder or on the hub; if the hub does not answer, the commit in the cache.
+    """Return the dataset in a folder or on the hub; if the hub does not answer, the dataset at the cached commit.
 
-    UserError if there is none or it cannot be fetched; UnreachableError if only the hub's answer is missing.
+    UserError if there is no such dataset or it cannot be fetched; UnreachableError if the hub does not answer and the
+    cache lacks the dataset.
     """
     if is_folder(name):
         return find_folder(name, "--dataset_name", revision)
@@ -78,7 +79,7 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
-    """Return the files in a folder given by `flag`; UserError if it does not exist."""
+    """Return the dataset in a folder that `flag` names; UserError if it is not a folder, or a revision is given."""
     folder = Path(name)
     if not folder.is_dir():
         raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -89,9 +90,9 @@ def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """Return the files of a config's split, according to the card or to file names; UserError if there are none.
+    """Return the paths of a split's files, listed in the card, or else found by their names; UserError without any.
 
-    A card has `configs: [{config_name, data_files: [{split, path}]}]`, where a path is a pattern or several.
+    A card has `configs: [{config_name, data_files: [{split, path}]}]`; a path is a pattern, or a list of patterns.
     """
     from huggingface_hub.repocard import metadata_load, yaml
 

@@ -1,4 +1,4 @@
-"""Read a model's files by libraries, with their errors reported as the files' fault."""
+"""Read a model's files with libraries, whose exceptions become errors about these files."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from utils.cli import UserError
 from utils.cli.errors import kind, printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-# Kinds of RoPE whose factor is already part of a config's limit.
+# Kinds of RoPE for which the limit in a config already includes RoPE's factor.
 WITHIN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
 
@@ -20,7 +20,8 @@ def loading(name: str | Path, *files: str) -> Iterator[None]:
     """Wrap a library call that reads only these files of a model.
 
     Raises:
-        UserError: the library raises anything. The message names the first file that is not a JSON object, or all.
+        UserError: the library raises an exception. The message names the first file that is damaged (not a JSON
+            object), or all files if none is.
     """
 
     def what() -> str:
@@ -45,7 +46,7 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
 
 
 def load_config(folder: Path) -> Any:
-    """Load the configuration of the model in a folder; UserError if it is damaged or unknown to transformers."""
+    """Return transformers' config of the model in a folder; UserError if it is damaged or of an unknown kind."""
     from transformers import AutoConfig
 
     with loading(folder, "config.json"):
@@ -56,9 +57,9 @@ def load_config(folder: Path) -> Any:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise UserError if the weights of a model that an engine could not load do not match its config.
+    """Raise UserError if a model's weights do not match its config; called only after an engine failed to load them.
 
-    Not called before loading, because quantized weights and weights with older names do load.
+    It is not called before, because it would refuse quantized weights and weights with older names, which do load.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -75,7 +76,7 @@ def check_weights(folder: Path) -> None:
 
 
 def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
-    """Raise UserError if a tokenizer or its model lacks one of these tokens, which a padded batch needs."""
+    """Raise UserError if a tokenizer or its model lacks one of these tokens, such as "pad_token"."""
     size = getattr(config, "vocab_size", None)
     for name in names:
         if (token := getattr(tokenizer, name)) is None:
@@ -88,7 +89,7 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
 
 
 def check_tokens(ids: Sequence[int], tokenizer: Any, size: int | None) -> None:
-    """Raise UserError if a text has a token beyond the model's `size`, which would end the engine or training."""
+    """Raise UserError if an id is not one of the model's `size` tokens; it would end the engine or the training."""
     if type(size) is int and (highest := max(ids, default=0)) >= size:
         token = quote(tokenizer.convert_ids_to_tokens(highest))
         raise UserError(
@@ -98,10 +99,10 @@ def check_tokens(ids: Sequence[int], tokenizer: Any, size: int | None) -> None:
 
 
 def longest_sequence(config: Any) -> int | None:
-    """Return the most tokens of a sequence that vLLM allows by a model's text config; None if it sets no limit.
+    """Return the most tokens that vLLM allows in a sequence, from a model's text config; None if it has no limit.
 
-    Some kinds of RoPE multiply the config's limit by a factor, others have it in their limit (`_get_and_verify_max_len`
-    in vLLM's config/model.py).
+    For some kinds of RoPE, the config's limit must be multiplied by RoPE's factor; for others, the limit includes it
+    (`_get_and_verify_max_len` in vLLM's config/model.py).
     """
     limit = getattr(config, "model_max_length", None) or getattr(config, "max_position_embeddings", None)
     ropes = getattr(config, "rope_parameters", None) or {}
@@ -116,14 +117,14 @@ def longest_sequence(config: Any) -> int | None:
 
 
 def in_short(error: BaseException) -> str:
-    """Return a library's error as one line for a terminal; its type if it has no message."""
+    """Return a library's error as one printable line: its message, or the name of its type if it has no message."""
     lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
     is_title = lines[0].endswith(":") or "validation error" in lines[0]  # the latter is from pydantic
     return " ".join(lines[: 2 if is_title else 1])[:300]
 
 
 def _may_be_right(path: Path) -> bool:
-    """Return whether a file is a JSON object, not JSON by its name, or missing."""
+    """Return False only for a file that is named *.json and is not a JSON object."""
     try:
         return path.suffix != ".json" or not path.is_file() or isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError, RecursionError):
@@ -131,9 +132,9 @@ def _may_be_right(path: Path) -> bool:
 
 
 def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Return shape and type, by name, of every tensor in the safetensors that vLLM reads, from their headers.
+    """Return (shape, type) of every tensor in a folder's safetensors, by the tensor's name; only headers are read.
 
-    If there is an index, these are the files that it names: some repositories have every weight twice.
+    As in vLLM, if there is an index, only the files that it names count: some repositories have every weight twice.
     """
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
 """What a command needs of this machine (GPUs, memory, C compiler, disk), checked before a run and printed by --dry_run.
 
-The dry run may be on another machine than the run, such as a login node. So a missing requirement is a line that begins
-with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
+A dry run may be on another machine than the run, such as a login node. In a dry run, a missing requirement is therefore
+a line that begins with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
 """
 
 import functools
@@ -23,16 +23,17 @@ from utils.models.loading import load_config
 
 GB = 10**9
 GIB = 2**30
-BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
+BLOCK = 16  # tokens in a block of vLLM's KV cache, which is given out in whole blocks
 
-# What vLLM needs on each GPU besides weights and KV cache; it measures that at each start (`determine_available_memory`
-# in its v1/worker/gpu_worker.py). A guess from users' published logs of models with 8 to 32 billion parameters: 1.3 GiB
-# of activations, 0.3 to 1.8 outside torch (CUDA, NCCL, attention's workspace), 0.3 to 1.1 of CUDA graphs. The most in
-# those logs are 4.2 GiB, and 6 on each of two GPUs (3.6 of them outside torch; vLLM's pull request 10511, of 2024).
+# Bytes that vLLM needs on each GPU besides weights and KV cache. vLLM measures them at each start
+# (`determine_available_memory` in its v1/worker/gpu_worker.py); this is a guess from published logs of models with 8 to
+# 32 billion parameters: 1.3 GiB of activations, 0.3 to 1.8 outside torch (CUDA, NCCL, attention's workspace), 0.3 to
+# 1.1 of CUDA graphs. The most in those logs are 4.2 GiB on one GPU, and 6 GiB on each of two (3.6 of them outside
+# torch; vLLM's pull request 10511, of 2024).
 ALLOWANCE = 3 * GIB
 
-_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype changes; quantized weights stay
-_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of other types; 1 if not listed
+_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype converts; quantized weights stay as they are
+_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes of other types; 1 if not listed
 
 
 class Gpu(NamedTuple):
@@ -45,7 +46,7 @@ class Gpu(NamedTuple):
 
 
 class ModelSize(NamedTuple):
-    """The sizes that decide a model's memory in vLLM."""
+    """The sizes on which a model's memory in vLLM depends."""
 
     weights: int  # bytes, on all GPUs together
     heads: int  # attention heads, which vLLM divides between the GPUs
@@ -53,7 +54,10 @@ class ModelSize(NamedTuple):
     head_bytes: int  # bytes of KV cache per token and KV head
 
     def token_bytes(self, num_gpus: int = 1) -> int:
-        """Return each GPU's bytes of KV cache per token, for at least one head; layers with a window may need less."""
+        """Return the bytes of KV cache per token on each GPU, which has at least one KV head.
+
+        Layers with sliding-window attention may need less.
+        """
         return max(1, self.kv_heads // num_gpus) * self.head_bytes
 
     def request_bytes(self, length: int, num_gpus: int = 1) -> int:
@@ -61,11 +65,11 @@ class ModelSize(NamedTuple):
         return -(-length // BLOCK) * BLOCK * self.token_bytes(num_gpus)
 
     def loaded_bytes(self, num_gpus: int = 1) -> int:
-        """Return each GPU's bytes without KV cache."""
+        """Return the bytes that are in use on each GPU without KV cache: weights, and `ALLOWANCE`."""
         return -(-self.weights // num_gpus) + ALLOWANCE
 
     def gpu_bytes(self, length: int, utilization: float, num_gpus: int = 1) -> float:
-        """Return the bytes that each GPU must have for a request of `length` tokens."""
+        """Return the bytes of memory that each GPU must have for a request of `length` tokens (prompt and output)."""
         return (self.loaded_bytes(num_gpus) + self.request_bytes(length, num_gpus)) / utilization
 
 
@@ -81,7 +85,7 @@ class Loaded(NamedTuple):
 
 
 def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
-    """Return the size of a model, from its configuration and `find_headers`; None if these do not say.
+    """Return the size of a model, from its config and the result of `find_headers`; None if these do not say.
 
     Args:
         dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
@@ -91,7 +95,7 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
     if not headers or not heads or not getattr(text, "num_hidden_layers", None):
         return None
     value_bytes = 4 if dtype == "float32" else 2
-    # If the embeddings are tied, vLLM leaves out an output layer that a file has.
+    # If the embeddings are tied, vLLM does not load an output layer, even if the files have one.
     weights = count_bytes(headers, value_bytes, without_head=getattr(text, "tie_word_embeddings", False))
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     head_bytes = 2 * text.num_hidden_layers * head_dim * value_bytes  # keys and values
@@ -99,7 +103,7 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
 
 
 def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> int:
-    """Return the bytes of the weights, with `value_bytes` for each unquantized number."""
+    """Return the bytes of all weights, with `value_bytes` per unquantized number; `without_head` leaves out lm_head."""
     return sum(
         math.prod(shape) * (value_bytes if kind in _CAST else _BYTES.get(kind, 1))
         for name, (shape, kind) in headers.items()
@@ -110,7 +114,7 @@ def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, wit
 def size_problems(
     what: str, needed: int, gpu_memory: float, share: float = 1, remedy: str = "a smaller model"
 ) -> list[str]:
-    """Return why `needed` bytes do not fit into this share of a GPU's memory; empty if they do."""
+    """Return a message if `needed` bytes do not fit into this share of a GPU's memory; empty if they do."""
     if needed <= share * gpu_memory:
         return []
     part = f"{share:g} x " if share < 1 else ""
@@ -129,8 +133,9 @@ def check_before_fetching(
     """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
 
     Args:
-        value_bytes: bytes per weight; in a training of all weights, with gradient and AdamW's averages.
-        gpu_memory: bytes of a GPU (default: the smallest one's; nothing is checked without a GPU, or on a part of one).
+        value_bytes: bytes per weight; in a training of all weights, including the gradient and AdamW's averages.
+        gpu_memory: bytes of a GPU (default: those of the smallest GPU here; without a GPU, or with only a part of one,
+            nothing is checked).
         limit: further arguments of `size_problems`.
     """
     if gpu_memory is None:
@@ -169,7 +174,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
 
 
 def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Make a check return its lines, or one that begins with "missing:" if it raises UserError."""
+    """Return a version of a check that returns a line with "missing:" where the check raises UserError."""
 
     @functools.wraps(check)
     def run(*args: Any) -> list[str]:
@@ -187,7 +192,7 @@ def _missing(problem: str) -> str:
 
 @_or_missing
 def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
-    """Describe the GPUs here and each model that vLLM would load on them (flags of `cli.add_engine_arguments`)."""
+    """Return lines on the GPUs here, and on each model that vLLM would load; `args`: `cli.add_engine_arguments`."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if gpus:
@@ -198,7 +203,7 @@ def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
 
 @_or_missing
 def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: str = "weights") -> list[str]:
-    """Describe the GPUs here and a model that transformers would load with `value_bytes` per weight."""
+    """Return lines on the GPUs here, and on a model that transformers would load with `value_bytes` per weight."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
@@ -211,7 +216,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
 
 @_or_missing
 def describe_disk(path: str, needed: int = 0) -> list[str]:
-    """Describe the disk of an output that takes up to `needed` bytes (0: not mentioned)."""
+    """Return a line on the disk of an output that takes up to `needed` bytes (0: the need is not mentioned)."""
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     free = shutil.disk_usage(folder).free
     line = f"disk of {folder}: {free / GB:.1f} GB free"
@@ -243,7 +248,7 @@ def _describe_gpus(gpus: list[Gpu]) -> list[str]:
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
-    """Describe a model's requirements, and how it fits on these GPUs."""
+    """Return lines on the memory that a model needs, and on whether these GPUs have it."""
     name, length, num_gpus, count = model.name, model.length, args.tensor_parallel_size, count_gpus(args)
     utilization = args.gpu_memory_utilization
     base = adapter_base(name) or name
@@ -279,7 +284,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
 
 @_or_missing
 def _check_bfloat16(dtype: str) -> list[str]:
-    """Raise UserError if --dtype is bfloat16 and a GPU lacks it; otherwise, return a note for such a GPU."""
+    """Raise UserError if --dtype is bfloat16 and a GPU does not support it; with another --dtype, return a note."""
     for gpu, capability in find_capabilities().items():
         if capability < MEANT:
             what = f"{gpu} has compute capability {capability}, but bfloat16 and FlashAttention need at least {MEANT}"
@@ -291,7 +296,7 @@ def _check_bfloat16(dtype: str) -> list[str]:
 
 @_or_missing
 def _check_compiler() -> list[str]:
-    """Raise UserError unless Triton, which vLLM and the trainings use on a GPU, can compile."""
+    """Return a line on the C compiler; UserError if Triton, which vLLM and trainings use on a GPU, cannot compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None or shutil.which(compiler) is None:
         problem = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"

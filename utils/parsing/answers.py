@@ -1,9 +1,9 @@
-"""Read a model's answer: the text of a field of a JSON object, found as json_text.py describes. Pure.
+"""Read a model's answer: the text in a field of a JSON object, which is found as json_text.py describes. Pure.
 
 A list or a dict becomes text, one line per item ("key: value" for a dict). Numbers, true, null, and prose without the
-field are not answers. A text that the end cuts is kept and flagged as truncated. White space at both ends and NULs are
+field are not answers. An answer that breaks off is kept and flagged as truncated. White space at both ends and NULs are
 dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so that the value can be written as UTF-8. Newlines
-inside stay.
+inside the answer stay.
 """
 
 import json
@@ -14,18 +14,18 @@ from utils.parsing import Parsed, json_text, nothing, writable
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = json_text.field_named(ANSWER_FIELD)
-_HALF = "[\ud800-\udbff\ufffd]"  # half a character
+_HALF = "[\ud800-\udbff\ufffd]"  # half a character, which a token limit may leave
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
 
 
 def write_answer(answer: str) -> str:
-    """Return the JSON object that `parse_answer` reads as this answer."""
+    """Return the JSON text that `parse_answer` reads as this answer."""
     return json.dumps({ANSWER_FIELD: answer}, ensure_ascii=False)
 
 
 def parse_answer(text: str, cut: bool = False) -> Parsed:
-    """Read the string field "personalized_answer"; the value is never empty.
+    """Read the field "personalized_answer"; the value is a text that is not empty, or None.
 
     cut: the generation ended at max_tokens, so the end of the text need not be the end of the answer.
     """

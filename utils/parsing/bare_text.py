@@ -1,12 +1,12 @@
 """Read a model's bare text: a label from a list, a rating, or a whole text. Pure.
 
-White space at both ends is dropped. A label or a rating is "strict" if the text has nothing else. Otherwise
-("repaired") it is the only one that the text names, in any case and with spaces and hyphens interchangeable; a text
-that names several or none is unusable. A label inside a longer one, as comedy in dark comedy, does not count as named.
-A text is used as a whole.
+White space at both ends is dropped. A label or a rating is "strict" if the text has nothing else. Otherwise, it is
+"repaired": the text must name exactly one label or rating, in upper or lower case, with spaces or hyphens between
+words. A label inside a longer one, such as comedy in dark comedy, does not count as named. A whole text is used as it
+is.
 
 In a text that max_tokens cut, a label or rating counts only if the text begins with it and continues after it, because
-a label named in prose may be one that the prose rejects.
+prose may also name a label in order to reject it.
 """
 
 import re
@@ -24,7 +24,7 @@ _SCALE = pattern(r"\b1\s*(?:-|–|to)\s*5\b")
 
 
 class LabelParser:
-    """Reads a label; `labels` maps each one to a regular expression for its spellings."""
+    """Reads a label; `labels` maps each label to a regular expression for its spellings."""
 
     def __init__(self, labels: Mapping[str, str]):
         self.labels = tuple(labels)
@@ -49,7 +49,7 @@ def words_of(label: str) -> str:
 
 
 def parse_rating(text: str, cut: bool = False) -> Parsed:
-    """Read a rating: the text "1" to "5".
+    """Read a rating; the value is a text, "1" to "5".
 
     cut: the generation ended at max_tokens.
     """
@@ -66,7 +66,7 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
 
 
 def _is_first(matches: list[re.Match[str]], text: str) -> bool:
-    """Return whether the text begins with the first match and continues after it."""
+    """Return whether no word comes before the first match, and the text continues after it."""
     return bool(matches) and re.search(r"\w", text[: matches[0].start()]) is None and matches[0].end() < len(text)
 
 

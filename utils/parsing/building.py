@@ -1,11 +1,11 @@
-"""Read a model's judgments of posts while a dataset is built, as json_text.py describes. Pure.
+"""Read a model's judgments of posts while a dataset is built; fields are found as json_text.py describes. Pure.
 
 Needs: the boolean "needs_personalization", also as the text "true" or "false".
 
-Aspects: an object with the boolean "enough_details" and, if that is true, the list "aspects" with the texts "aspect",
-"evidence" and "reason" for each. Only valid JSON is read. The output is usable only if there is at least one aspect, no
-text except the reason is empty, and no aspect is a placeholder. Without enough details there are no aspects, whatever
-is listed. A list without the boolean counts as enough details.
+Aspects: an object with the boolean "enough_details" and, if that is true, the list "aspects". Each item has the texts
+"aspect", "evidence" and "reason". Only valid JSON is read. The list is usable only if it has at least one item, no text
+except a reason is empty, and no aspect is a placeholder. If "enough_details" is false, there are no aspects, whatever
+the list has. If it is missing, it counts as true.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ ASPECTS_SCHEMA = {
 
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
-    """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
+    """Read whether a good answer depends on the asker; the value is a boolean. One that max_tokens cut is not read."""
     entry, text = json_text.own_object(text, _NEEDS)
     if entry is not None:
         value = _boolean(entry.value)
@@ -47,7 +47,7 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
-    """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
+    """Read a post's aspects, a list of {"aspect", "evidence", "reason"}; it is empty if the post lacks details."""
     entry, text = json_text.own_object(json_text.keep_commands(text), _ENOUGH, _ASPECTS)
     if entry is None:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
@@ -65,7 +65,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 
 def _aspect(item: Any) -> dict[str, str] | None:
-    """Return the item's texts; None if one is missing or, except for the reason, empty, or the aspect a placeholder."""
+    """Return an item's texts; None if one is missing, aspect or evidence is empty, or the aspect is a placeholder."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
         return None
     texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}

@@ -1,12 +1,13 @@
 """Read a judge's choice: a verdict, a level or a preference, in a field of a JSON object. Pure.
 
-The field is found as json_text.py describes; where several objects have it, the last one decides, even if its value is
-refused. Full-width characters count as their usual forms. Outside a complete object, the value's line may have nothing
-else, and a number at the end of a text that max_tokens cut does not count, because it may continue.
+The field is found as json_text.py describes; if several objects have it, the last object decides, even if its value is
+refused. Full-width characters count as their usual forms. Outside a complete object, nothing else may follow the value
+in its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete.
 
-Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused. Levels (direct
-scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the integer 1 or
-2, also as Response 1 and in quotes. "A" is refused, because the prompt does not use it for a response.
+Verdicts: the integer 0, 1 or 2, also with a decimal point (2.0). "2" in quotes, 2/2 and "2 out of 2" are refused.
+Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also written 1.0 or .5. Preferences (pairwise
+comparison): the integer 1 or 2, also in quotes or written Response 1. "A" is refused, because the prompt does not call
+a response so.
 """
 
 import json
@@ -27,9 +28,9 @@ class Choice:
     """A field with one of a few values, and how it is read."""
 
     field: Field
-    value: re.Pattern[str]  # a value as written
-    read: Callable[[str], int | float]  # from the pattern's group
-    values: str  # in words
+    value: re.Pattern[str]  # matches a valid value as written
+    read: Callable[[str], int | float]  # returns the value from the pattern's first group
+    values: str  # the valid values in words, for messages
 
     @property
     def begin(self) -> str:
@@ -56,7 +57,7 @@ class Choice:
 
 
 def _choice(name: str, value: str, read: Callable[[str], int | float], values: str) -> Choice:
-    """Return a choice; after a value, its line or its object ends, or another key follows."""
+    """Return a choice. After a value, the line or the object must end, or another key must follow."""
     ends = r"(?!\w)(?=[ \t*`.]*+(?:\Z|[\n\r}]|,\s*+(?:\Z|\}|[\"'])))"
     return Choice(json_text.field_named(name), pattern(f"{value}{ends}"), read, values)
 

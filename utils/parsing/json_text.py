@@ -1,14 +1,15 @@
-r"""Find the JSON object with one field that a model was asked for in a ```json fence. Pure.
+r"""Find the value of a field: a model was asked for a JSON object with it, in a ```json fence. Pure.
 
-1. "strict": the text is one JSON object that has the field, perhaps in a fence or half of one.
-2. "repaired": the last complete JSON object in the text that has the field; the text around it is dropped. From here
-   on, strings may contain raw newlines, and the field's name may be written otherwise ("Match Score").
-3. "repaired", without such an object: what follows the field's last name as a key in braces, or else without braces. A
-   string may be in single quotes, have unescaped quotes inside, or no end.
+1. "strict": the text is one JSON object that has the field, perhaps in a fence, or with only one end of a fence.
+2. "repaired": the last complete JSON object in the text that has the field; the text around it is dropped. Here and in
+   3, strings may contain raw newlines, and the field's name may be spelled differently ("Match Score").
+3. "repaired", if there is no such object: what follows the last place where the field's name is a key inside braces, or
+   if there is none, a key without braces. A string may have single quotes, unescaped quotes inside, or no end.
 
-What only shows the form, such as a schema or "<your answer>", is not a value. A text ends before a user's turn that the
-model makes up after an object. A text that max_tokens cut, with prose before and after its objects, is not read: it may
-be an unmarked thought with a draft. In strings, `\frac` and the like are LaTeX, not escapes.
+A text that only shows the form, such as a schema or "<your answer>", is not a value. If the model makes up a user's
+turn after an object, the text is read up to that turn. A text that max_tokens cut, with prose before and after its
+objects, is not read: it may be an unmarked thought with a draft. In strings, `\frac` and the like are LaTeX, not
+escapes.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
 
-MOST_TRIES = 100  # places where no valid object begins; a limit, so that nested braces take linear time
+MOST_TRIES = 100  # braces at which no valid object begins, before the search ends: nested braces take linear time
 DRAFT = "the text breaks off in prose, so it may be a draft"
 
 
@@ -30,9 +31,9 @@ def pattern(regex: str) -> re.Pattern[str]:
 
 
 QUOTE = "[\"'“”‘’]"
-# What may follow the quote that ends a string: the object's end or another key. The text's end may only if the text was
-# not cut, because an inner quote may be unescaped. But inner quotes come in pairs, and a word follows the first of
-# a pair, so after the first quote a line break or the text's end is enough.
+# What may follow the quote that ends a string: the object's end, or another key; and the text's end, but only if the
+# text was not cut, because the quote may be an unescaped quote inside the string. Such quotes come in pairs, and a word
+# follows the first of a pair; so if the first quote is followed by a line break or the text's end, it ends the string.
 _ENDS_CUT = pattern(rf"\s*+[,;.]?+\s*+(?:\}}|{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:)")
 _ENDS = pattern(rf"{_ENDS_CUT.pattern}|[\s,;\])]*+(?:```\s*+)?\Z")
 _ENDS_FIRST = pattern(
@@ -61,11 +62,11 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Field:
-    """A requested field, and the patterns of its name as a key, up to the value."""
+    """A requested field; its patterns match the name as a key, up to the beginning of the value."""
 
     name: str
-    key: re.Pattern[str]  # in an object; after a comma it must be quoted, or it may be prose
-    unbraced: re.Pattern[str]  # quoted, or at the beginning of a line
+    key: re.Pattern[str]  # inside an object; after a comma, the name must be quoted, because it may be prose otherwise
+    unbraced: re.Pattern[str]  # without braces; the name is quoted, or at the beginning of a line
 
     def schema(self, value: dict[str, Any]) -> dict[str, Any]:
         """Return the schema for constrained decoding: an object with only this field; `value` is the value's schema."""
@@ -73,20 +74,20 @@ class Field:
         return {"type": "object", "properties": properties, "required": [self.name], "additionalProperties": False}
 
     def value_in(self, content: dict[str, Any]) -> Any:
-        """Return an object's value under the name, in any spelling; None without it."""
+        """Return an object's value for this field, whose name may be spelled differently; None if it is missing."""
         if self.name in content:
             return content[self.name]
         spelled = ((re.sub(r"[\s\\_-]+", "_", key.strip().lower()), value) for key, value in content.items())
         return next((value for key, value in spelled if key == self.name), None)
 
     def value_starts(self, text: str) -> list[int]:
-        """Return where the field's values start: after keys in objects, or without any after names without braces."""
+        """Return the indexes at which values start: after keys in objects, or if it has none, keys without braces."""
         keys = [*self.key.finditer(text)] or self.unbraced.finditer(text)
         return [key.end() for key in keys]
 
 
 def field_named(name: str) -> Field:
-    """Return a field by its name, whose words are joined by "_"."""
+    """Return the field of this name; the name's words are joined by "_"."""
     words = r"[\s_\\-]{1,3}+".join(name.split("_"))
     value = rf"(?:{QUOTE}|[*`\\])*+\s*+[:=：][\s*`]*+"
     key = rf"(?:\{{\s*+{QUOTE}?|,\s*+{QUOTE})\s*+{words}\s*+{value}"
@@ -118,14 +119,14 @@ def last_object(text: str, *fields: Field) -> Found | None:
 
 
 def own_object(text: str, *fields: Field) -> tuple[Found | None, str]:
-    """Return `last_object` of the model's own turn, "repaired" if a made-up turn follows, and that turn's text."""
+    """Return `last_object` of `own_turn`, and the text of that turn; "repaired" if the turn is not the whole text."""
     own = own_turn(text)
     entry = last_object(own, *fields)
     return (replace(entry, how="repaired") if entry and own != text else entry), own
 
 
 def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the end and the content of each valid JSON object that is in no other one."""
+    """Yield the end (an index in the text) and the content of each valid JSON object that is not inside another."""
     decoder = json.JSONDecoder(strict=False)
     start, tries = text.find("{"), MOST_TRIES
     while start >= 0 and tries:
@@ -139,7 +140,7 @@ def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _is_empty(value: object) -> bool:
-    """Return whether a field's value is missing, or only says what to put there: a JSON schema, or a placeholder."""
+    """Return whether a field's value is missing, a JSON schema, or a placeholder."""
     if isinstance(value, dict):
         return value.get("type") in ("string", "integer", "number", "boolean", "array", "object")
     return value is None or is_form(value)
@@ -151,7 +152,7 @@ def is_form(value: object) -> bool:
 
 
 def may_be_draft(text: str) -> bool:
-    """Return whether a text has prose, which is a word besides a fence's "json", before and after its objects."""
+    """Return whether a text has prose both before and after its objects; the "json" of a fence is not prose."""
     before, _, rest = text.partition("{")
     _, end, after = rest.rpartition("}")
     return bool(end) and all(re.search(r"(?!json\b)\b\w", prose, re.IGNORECASE) for prose in (before, after))
@@ -162,22 +163,23 @@ def missing(text: str, field: Field) -> Parsed:
 
 
 def own_turn(text: str) -> str:
-    """Return a text up to a user's turn that the model makes up after a valid object."""
+    """Return the text without a user's turn that the model makes up after a valid object, and what follows it."""
     end = next((end for end, _ in valid_objects(text)), len(text))
     return text[:end] + _USERS_TURN.split(text[end:], maxsplit=1)[0]
 
 
 def keep_commands(text: str) -> str:
-    r"""Return a text whose JSON strings keep LaTeX's commands, such as `\frac` and `\theta`, as written.
+    r"""Return the text with LaTeX's commands, such as `\frac` and `\theta`, escaped: JSON then reads them as written.
 
-    As escapes, they would begin with a form feed, a backspace, a carriage return, a tab or a line break. The first
-    three have no use before a letter; the others count only in commands that no line of prose begins like.
+    JSON would read their beginnings as a form feed, a backspace, a carriage return, a tab or a line break. The first
+    three make no sense before a letter. A tab or a line break does, so `\t` and `\n` count as LaTeX only in commands
+    that do not look like the beginning of a line of prose.
     """
     return _COMMAND.sub(lambda match: match[0] if match[1] else "\\" + match[0], text)
 
 
 def describe(text: str) -> str:
-    """Return a short description, for a reason, of the value that a text begins with."""
+    """Return a short description of the value with which a text begins, for `Parsed.reason`."""
     if text[:1] in ("[", "{"):
         return "a list" if text[0] == "[" else "an object"
     shown = re.match(r"\"[^\"\n]{0,20}\"?|[^\n}\]\"]{0,20}", text)[0].strip(" ,")
@@ -185,11 +187,11 @@ def describe(text: str) -> str:
 
 
 def read_string(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
-    """Return (value, truncated) for the string in double or single quotes at `start`; None if none begins there.
+    """Return (value, truncated) for the string in double or single quotes at `start`; None if no string begins there.
 
-    The first quote ends it that the object's end or another key follows; inside braces that the string opened, as in
-    quoted code, only the very first quote can. If none does, the last one before a brace ends it, and without any, a
-    text that was not cut ends the string before its own fence and brace.
+    The string ends at the first quote that is followed by the object's end or another key. Inside braces that the
+    string opened, as in quoted code, only the very first quote can end it. If no quote does, and the text was not cut,
+    the string ends at the last quote before a closing brace, or else before the closing brace and fence of the object.
     """
     mark, start = text[start : start + 1], start + 1
     if mark not in ('"', "'") or text.startswith(mark * 2, start):  # a list, an object, or Python's triple quotes
@@ -200,7 +202,7 @@ def read_string(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
             depth = max(0, depth + (1 if token[0] == "{" else -1))
         elif token[0] == mark:
             ends = _ENDS_CUT if cut else _ENDS
-            if number == 0 and mark == '"':  # the other may be an apostrophe
+            if number == 0 and mark == '"':  # a single quote may be an apostrophe
                 ends = _ENDS_FIRST
             if (number == 0 or depth == 0) and ends.match(text, token.end()) is not None:
                 return unescape(text[start : token.start()]), False
@@ -217,7 +219,7 @@ def read_string(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
 
 
 def unescape(raw: str) -> str:
-    """Resolve JSON's escapes. An unknown escape is kept; one cut by the end of the text is dropped."""
+    """Return a text with JSON's escapes resolved. Unknown escapes are kept; an incomplete one at the end is dropped."""
 
     def resolve(escape: re.Match[str]) -> str:
         if escape[1]:

@@ -1,13 +1,13 @@
 """Read the letter of the option that a model chose, (a) to (d), without knowing the right one. Pure.
 
-The letter right after the last `<final_answer>` counts (without this marker, the one after the last "final answer"), or
-the letter that is the whole text. Otherwise, the only letter that is named: in parentheses, in `\\boxed{}`, as "option
-b", "answer: b" or "choice is b", or as "b)", "b." or "b:" at the beginning of a line or sentence. A text that names two
-letters, as "(a) or (b)" and "A: no. B: yes.", or none is unusable; so is a text that max_tokens cut before its marker,
-because it may name an option that it rejects.
+The letter right after the last marker `<final_answer>` counts, or in a text without the marker, the letter right after
+the last "final answer", or the letter that is the whole text. Otherwise, the text must name exactly one letter: in
+parentheses, in `\\boxed{}`, as "option b", "answer: b" or "choice is b", or as "b)", "b." or "b:" at the beginning of a
+line or sentence. A text that names no letter, or two, such as "(a) or (b)" and "A: no. B: yes.", is unusable; so is a
+text that max_tokens cut before its marker, because it may name an option in order to reject it.
 
-The article "a" is not a letter: except after the marker, a lower-case "a" does not count if a word follows it that an
-article may precede.
+The article "a" is not a letter: except after the marker, a lower-case "a" does not count if the next word may follow an
+article.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
@@ -32,7 +32,7 @@ _NAMED = pattern(
     rf"\(\s*+([a-d])\s*+\)|\\boxed\s*+\{{(?:\\text\{{)?([a-d])\}}|{_LABEL}"
     rf"|\b(?:options?|answer|choice|response|letter)\b(?:\s++is\b)?+{_OPENS}{_BARE}"
 )
-_JOINED = pattern(  # another letter right after one: "(a) or (b)", "a, b", "(a)(b)"
+_JOINED = pattern(  # a second letter right after the first: "(a) or (b)", "a, b", "(a)(b)"
     rf"[^\S\n]*+[{_MARKS})\]}}]*+[^\S\n]*+(?:(?:(?:[,/&|]|\b(?:or|and|vs)\b\.?)[^\S\n]*+)++[{_MARKS}(\[]*+{_BARE}"
     rf"|[(\[]([a-d])[)\]])"
 )
@@ -42,10 +42,10 @@ _OFFICIAL_BARE = re.compile(r"\b([a-d])\b")
 
 
 def parse_letter(text: str, cut: bool = False) -> Parsed:
-    """Read the letter; the value is "a" to "d".
+    """Read the letter of the chosen option; the value is "a" to "d".
 
-    cut: the generation ended at max_tokens, so a letter at the end of the text may begin a word, and only a letter
-    after the marker, or one that is the whole text, counts.
+    cut: the generation ended at max_tokens. A letter counts only after the marker, or if it is the whole text; and not
+    at the end of the text, because it may begin a word.
     """
     body = plain(text)
     parts = body.split(MARKER) if MARKER in body else _FINAL.split(body)
@@ -68,9 +68,9 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
 def read_officially(text: str, right: str) -> bool:
     """Return whether the public code counts this text as correct.
 
-    It does if the right letter is the only one after the last marker, or the only one in the whole text. Letters are
-    those in parentheses or, if there are none, all words "a" to "d". That code also cuts a closing tag at the end of
-    the text, which makes no difference, because the tag has no such word.
+    It does if the right letter is the only letter after the last marker, or the only letter in the whole text. Letters
+    in parentheses count; if there are none, all words "a" to "d" do. The public code also removes a closing tag at the
+    end of the text, which makes no difference, because the tag has no such word.
     """
     return any(_official_letters(part) == {right} for part in (text.rpartition(MARKER)[2], text))
 

@@ -2,12 +2,13 @@
 
 The model was asked for titles, one per line. Code fences, list marks ("- ", "1. ") and bold face are removed. A first
 line that ends in a colon ("Here are the aspects:") is an introduction and is dropped, unless another line ends in a
-colon too and both are list items or neither is: then both are titles. A JSON array of texts is a plan too. Repeated
-titles (ignoring case) are left out, and so is a title that max_tokens may have cut, unless it is the only one.
+colon too and either both lines are list items or neither is: then they are titles. A JSON array of texts is a plan too.
+A title that repeats an earlier one (ignoring case) is left out, and so is a title that max_tokens may have cut, unless
+it is the only title.
 
-In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
-`lead_in` is None. With --planner_target reference, a plan is as in the public code: a lead-in, then a dash and a title
-per line; the generator's prompt then has the text exactly as the planner wrote it.
+A plan has one of two forms, in the planner's target and in the generator's prompt. In the paper's form (section 4), it
+is its titles, one per line, and `lead_in` is None. With --planner_target reference, it is as in the public code: a
+lead-in, then a dash and a title per line; the generator's prompt has the text exactly as the planner wrote it.
 """
 
 import re
@@ -17,8 +18,8 @@ from typing import Any
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import keep_commands, unescape
 
-# What constrained decoding allows: at most 10 lines, so that every model stops, each of 3 to 120 characters, and none
-# beginning with white space or punctuation.
+# What constrained decoding allows: at most 10 lines, so that every model stops. A line has 3 to 120 characters, and
+# begins with neither white space nor punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
@@ -28,7 +29,7 @@ _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
 WORDS_THRESHOLD = 0.6
 
-# Words that do not tell titles apart. One of them is "user", which is in many titles, though never alone.
+# Words that do not distinguish titles. "user" is one of them, because many titles have it, though none has it alone.
 _WORD_LIST = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
@@ -37,7 +38,7 @@ _FUNCTION_WORDS = frozenset(_WORD_LIST.split())
 
 
 def parse_plan(text: str, cut: bool = False) -> Parsed:
-    """Read the aspect titles of a plan, best first; the list is never empty.
+    """Read the aspect titles of a plan, in the text's order; the value is a list that is not empty, or None.
 
     cut: the generation ended at max_tokens, so the last title may be incomplete.
     """
@@ -45,10 +46,10 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
     if (array := _ARRAY.search(body)) is not None:
         lines = _array_texts(body, array.end())
         as_asked = array.start() == 0 and body.endswith("]")
-        last_is_whole = True  # a cut text has no closing quote and is not among them
+        last_is_whole = True  # a title that was cut has no closing quote, so it is not in `lines`
     else:
         lines = body.splitlines()
-        is_item = {  # by the number of a line that ends in a colon
+        is_item = {  # number of a line that ends in a colon -> whether the line is a list item
             number: _LIST_MARK.match(line.strip().replace("**", "")) is not None
             for number, line in enumerate(lines)
             if line.rstrip("*_ ").endswith(":") and _plan_title(line)
@@ -68,7 +69,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
 
 def _array_texts(text: str, pos: int) -> list[str]:
-    """Return the complete texts of a JSON array; the first starts at `pos`."""
+    """Return the texts in a JSON array that are complete; the first text starts at `pos`."""
     texts = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
         texts.append(unescape(keep_commands(match[1])))
@@ -77,7 +78,7 @@ def _array_texts(text: str, pos: int) -> list[str]:
 
 
 def _plan_title(line: str) -> str:
-    """Return a line without list marks, fences and bold face; empty if it has no word."""
+    """Return the title in a line, without list marks, fences and bold face; empty if the line has no word."""
     line = " ".join(writable(line).replace("**", "").split())
     line = _FENCE.sub("", line).replace("```", "").strip()
     start = 0
@@ -88,29 +89,32 @@ def _plan_title(line: str) -> str:
 
 
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
-    """Return the text of a plan as a model reads and writes it: one title per line, or the public code's form."""
+    """Return the text of a plan in the paper's form, or with a lead-in, in the public code's form."""
     if lead_in is None:
         return "\n".join(aspects)
     return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
 
 
 def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
-    """Return a gold plan as the planner learns to write it; the public code's form has the titles unchanged."""
+    """Return the text of a gold plan, as the planner learns to write it.
+
+    In the paper's form, each title is put on one line; in the public code's form, titles stay unchanged.
+    """
     return plan_text([one_line(title) for title in titles] if lead_in is None else titles, lead_in)
 
 
 def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
-    """Return a gold plan as a piece of the plans file."""
+    """Return a gold plan as a piece of the plans file; its value is None if there are no titles."""
     return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """Return the settings that note an output's --planner_target."""
+    """Return the settings with which an output records --planner_target and the lead-in."""
     return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the content of a plans file as pieces, by (question id, number)."""
+    """Return the content of a plans file as pieces, by (question id, number of the plan)."""
     numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
         key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
@@ -119,9 +123,9 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 
 
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
-    """Return a plan as a piece; without titles, the piece has no value but the `reason`.
+    """Return a plan as a piece; without titles, its value is None, and it has the `reason`.
 
-    With a lead-in, the piece also has the plan's text: `raw`, or if that is None, one made from lead-in and titles.
+    With a lead-in, the piece also has the plan's text: `raw`, or if that is None, a text made of lead-in and titles.
     """
     if not titles:
         return {"value": None, "reason": reason}
@@ -132,7 +136,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
-    """Return a parser of a plan's titles: `parse_plan`; with a lead-in, after removing it and the dashes."""
+    """Return a parser of plans: `parse_plan`, or with a lead-in, one that first removes the lead-in and the dashes."""
     if lead_in is None:
         return parse_plan
 
@@ -156,16 +160,15 @@ def one_line(text: str) -> str:
 
 
 def word_overlap(a: str, b: str) -> float:
-    """Return the Dice coefficient of two titles' sets of content words: 2 |A & B| / (|A| + |B|), 0 to 1."""
+    """Return the Dice coefficient of two titles' sets of content words, 2 |A & B| / (|A| + |B|), from 0 to 1."""
     words_a, words_b = _content_words(a), _content_words(b)
     return 2 * len(words_a & words_b) / (len(words_a) + len(words_b))
 
 
 def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
-    """Return the share of gold titles that a planned title matches, 0 to 1.
+    """Return the share of gold titles that match a planned title, from 0 to 1; 0 if there are no gold titles.
 
     Titles match if their `word_overlap` is at least `WORDS_THRESHOLD`; a planned title may match several gold titles.
-    Without gold titles, the share is 0.
     """
     if not gold:
         return 0.0
@@ -173,6 +176,6 @@ def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
 
 
 def _content_words(title: str) -> set[str]:
-    """Return a title's content words; if it has only function words, these; if it has no words, the title itself."""
+    """Return a title's content words; if it has none, its function words; if it has no words, the title itself."""
     words = set(re.findall(r"\w+", title.casefold()))
     return words - _FUNCTION_WORDS or words or {title}

@@ -1,10 +1,11 @@
 """Separate a model's thoughts from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final channel is
-the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and those of gpt-oss's channels; only the final channel
+is the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
 
-A thought that does not end is not an answer, nor is the text before it. In a text that was not cut, an opening mark
-counts only at the beginning of a line, because an answer may mention it. A text that is one JSON object has no marks.
+If a thought does not end, there is no answer, not even in the text before the thought. In a text that was not cut, an
+opening mark counts only at the beginning of a line, because an answer may mention the mark. In a text that is one JSON
+object, marks are part of the content.
 """
 
 import json
@@ -18,10 +19,10 @@ _CHANNEL = re.compile(r"<\|channel\|>(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|me
 _ENDS_MESSAGE = re.compile(r"<\|(?:end|return|call)\|>(?:<\|start\|>assistant)?")
 _DROPPED_ANALYSIS = re.compile(r"\s*+analysis(?![a-z])")
 _DROPPED_FINAL = "assistantfinal"
-_ANALYSIS_ALONE = re.compile(r"\s*+analysis(?![\w\s:,.;-])|\s*+analysis[A-Z0-9]")  # not the word in a sentence
+_ANALYSIS_ALONE = re.compile(r"\s*+analysis(?![\w\s:,.;-])|\s*+analysis[A-Z0-9]")  # the channel's name, not the word
 _FENCE = re.compile(r"\A\s*+```(?:json)?|```\s*+\Z", re.IGNORECASE)
 THINK_LONGER = "a higher --max_tokens (for plans --max_tokens_plan) and --max_model_len"
-UNFINISHED = f"unfinished thought: try {THINK_LONGER}"  # the reason why a value is None
+UNFINISHED = f"unfinished thought: try {THINK_LONGER}"  # a piece's reason, if its thoughts do not end
 UNFINISHED_COUNT = "unfinished_thoughts"  # a manifest's count of pieces with that reason
 
 
@@ -30,7 +31,7 @@ class Split:
     """A text split into answer and thoughts."""
 
     answer: str  # unchanged; empty if the thoughts do not end
-    reasoning: str = ""  # the thoughts without their marks and outer white space, if any
+    reasoning: str = ""  # the thoughts, without marks and outer white space; empty if there are none
     unfinished: bool = False  # whether the text ends inside a thought
 
 
@@ -39,8 +40,8 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
     Args:
         cut: the text ended at max_tokens.
-        opened: whether the prompt ended inside a thought, which the text then continues. If None (unknown), a closing
-            mark ends a thought even if no mark opens it.
+        opened: whether the prompt ended inside a thought, which the text then continues. If this is unknown (None), a
+            closing mark ends a thought even if no mark opens one.
     """
     if not opened and _is_object(text):
         return Split(text)
@@ -63,12 +64,12 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
 
 def describe_unfinished(count: int) -> str:
-    """Return the text on unfinished thoughts in a run's last line; empty if there are none."""
+    """Return the part of a run's last line on unfinished thoughts; empty if there are none."""
     return f"; {count} unfinished thought{'s' if count > 1 else ''}: try {THINK_LONGER}" if count else ""
 
 
 def _split_channels(text: str) -> Split:
-    """Split gpt-oss's channels; the last channel is the answer if it is the final one."""
+    """Split a text of gpt-oss's channels. The last channel is the answer if its name is "final"."""
     _, *parts = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = parts[::2], [_ENDS_MESSAGE.split(message)[0] for message in parts[1::2]]
     reasoning = "\n".join(message.strip() for name, message in zip(names, messages, strict=True) if name != "final")

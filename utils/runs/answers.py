@@ -37,7 +37,7 @@ class Dataset:
     output_addr: str
     records: list[Record]
     task: Task
-    questions: dict[Key, Record] = field(default_factory=dict)  # question by answer key, (id, number)
+    questions: dict[Key, Record] = field(default_factory=dict)  # (id, number of the answer) -> its question
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
@@ -85,11 +85,13 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
 
 
 def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: str | None = None) -> list[Dataset]:
-    """Return the datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
+    """Return the datasets of --inputs_addr.
 
     Args:
         most_items: how many profile items a prompt may use; None for all.
-        way: one of `Task.ways`, in which the task then asks.
+        way: the name in `Task.ways` of the way to ask, from --asking; None for the task's usual way.
+
+    UserError if a file is not a dataset, the files are from different benchmarks, or the benchmark lacks this way.
     """
     cli.check_same_number(args, "inputs_addr", "output_addr")
     cli.check_different("--output_addr", args.output_addr)
@@ -117,7 +119,7 @@ def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
 
 
 def choose_generator(args: Arguments, datasets: list[Dataset], prompt: Prompt) -> Model:
-    """Return the model that answers; UserError or a note if its training was for something else (`check_trained`)."""
+    """Return the model that answers the questions; `check_trained` may refuse it or print notes about it."""
     task = datasets[0].task
     wanted = task.prompt_length or PAPER_LENGTH
     model = choose_answerer(args, wanted_length=wanted, only_scores=args.choose is not None)
@@ -129,7 +131,7 @@ def choose_generator(args: Arguments, datasets: list[Dataset], prompt: Prompt) -
 def stage_of_answers(
     args: Arguments, dataset: Dataset, task: Task, method: Method, model: Model, prompt: Prompt
 ) -> Stage:
-    """Return the stage that answers a dataset's questions by a method; `task` has the method's prompts and values."""
+    """Return the stage that answers a dataset's questions with a method; `task` has the prompts and values to use."""
     inputs, settings = file_hash(dataset.path), {"script": "baselines.py", "model": model.identity}
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
@@ -155,7 +157,7 @@ def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
-    """Return the settings that a generator's own training and kind add to those of its answers.
+    """Return the settings that answers have because of the generator's kind and its training.
 
     `inputs` is the dataset's hash.
     """
@@ -171,10 +173,10 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
     """Print notes if a fine-tuned generator is used differently than in its training.
 
     Args:
-        current: the current values, by their names in `trained_settings`.
+        current: this run's values, by the names that they have in `model.trained`.
 
     Raises:
-        UserError: it was trained on another task, or --chat_template_kwargs is given.
+        UserError: the generator was fine-tuned on another task, or is fine-tuned and --chat_template_kwargs is given.
     """
     if not (trained := model.trained):
         return

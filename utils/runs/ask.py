@@ -1,4 +1,4 @@
-"""`ask` for one record: render a call within the budget, look it up in the store, request it, and parse its text."""
+"""`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ class Ask(Steps):
         num_contexts: --num_contexts.
         settings: --set NAME=VALUE, by name.
         notes: what `note` has added.
-        random: a generator that draws the same for this record on every run.
+        random: a random number generator, with the same seed for this record on every run.
     """
 
     def __init__(self, record: Record, key: Key, around: Surroundings):
@@ -48,7 +48,7 @@ class Ask(Steps):
         self.num_contexts = vars(around.args).get("num_contexts", 0)
         self.settings = dict(vars(around.args).get("set") or [])
         self.notes: dict[str, Any] = {}
-        self._held: dict[str, None] = {}  # texts that went into its prompts
+        self._held: dict[str, None] = {}  # items and values in this record's prompts; a dict, to keep their order
 
     @cached_property
     def random(self) -> random.Random:
@@ -56,7 +56,7 @@ class Ask(Steps):
 
     @property
     def posts_shown(self) -> list[int]:
-        """The places in the profile of the posts whose texts were in a prompt, in order."""
+        """The indexes of the profile's posts whose texts were in this record's prompts, in ascending order."""
         profile = self._record.get("profile")
         if not isinstance(profile, list):  # a history that many questions share
             return []
@@ -86,15 +86,15 @@ class Ask(Steps):
 
         Args:
             prompt: the name of one of the benchmark's prompts (none, rag, ...), or a text. A text may have {question},
-                {profile} and names of your own in braces, and lines [system], [user] and [assistant] before its parts.
-                A last [assistant] part is the beginning of the text, which the model continues.
+                {profile} and names of your own in braces, and a line [system], [user] or [assistant] before each part.
+                If the last part is [assistant], the model continues it.
             items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
-            parse: returns the text's value, or None if it is unusable; the model is then asked again with another seed
-                (default: the benchmark's own reader for its prompts; otherwise, the value is the text itself).
+            parse: returns the value of a text, or None if the text is unusable; the model is then asked again with
+                another seed (default: the benchmark's parser for its own prompts; for a text, the model's whole text).
             model: the name of a model that --model gives (default: --model_addr).
-            n: the number of samples; a list of that length is returned.
+            n: the number of samples; with it, a list of n values is returned.
             max_tokens, temperature: override the flags.
-            stop: texts that end the model's text, which does not have them.
+            stop: texts at which the model's text ends; the returned text does not include them.
             values: texts for the other names in braces.
         """
         await self._unless_over()
@@ -119,11 +119,11 @@ class Ask(Steps):
         model: str | None = None,
         **values: str,
     ) -> str | None:
-        """Return the name in `options` of the likeliest text, without generating any.
+        """Return the name of the likeliest text in `options` (name -> text); no text is generated.
 
-        The criterion is the mean log-probability per token. None if the likeliest texts have the same tokens. The other
-        arguments are as in `ask`. ValueError for an API model, because APIs return no such likelihoods, and for a model
-        that thinks.
+        The likeliest text has the highest mean log-probability per token; of texts with the same tokens, the first one
+        counts. None if the prompt is too long, or the model gives a text no likelihood. The other arguments are as in
+        `ask`. ValueError for a model that thinks, and for an API model: APIs do not return such likelihoods.
         """
         await self._unless_over()
         chooser = self.model(model or next(iter(self._around.models)))
@@ -140,11 +140,11 @@ class Ask(Steps):
     async def search(self, query: str, k: int = 5, exclude: Collection[str] = ()) -> Items | History:
         """Return the texts of the profile's `k` best items for a query, in the form of `record.best(k)`.
 
-        Their ids are in `.ids`, best first. Items with equal scores keep the profile's order. How texts are compared is
-        decided by --search; the order for the record's own question is that of rank_dataset.py.
+        `.ids` has the items' ids, best first. Items with equal scores keep the profile's order. --search decides how
+        texts are compared. A search for the record's own question gives the order of rank_dataset.py.
 
         Args:
-            exclude: ids of items to leave out. Of a longer profile, only the query's best 100 items can be returned.
+            exclude: ids of items to leave out. Of a longer profile, only the query's best 100 items are considered.
         """
         await self._unless_over()
         if self._around.search is None:
@@ -176,9 +176,9 @@ class Ask(Steps):
         is_shared: bool = False,
         **more: Any,
     ) -> Piece:
-        """Make a call as `ask` does and return its whole record; `more` goes to `make_call`.
+        """Make a call as `ask` does and return the call's whole record; `more` goes to `make_call`.
 
-        `is_shared`: records that make the same call get the same text, which is requested and counted once.
+        `is_shared`: if several records make this call, it is requested and counted once, and all get the same text.
         """
         around, role, key = self._around, model or next(iter(self._around.models)), SHARED if is_shared else self.key
         chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
@@ -197,10 +197,10 @@ class Ask(Steps):
         return record
 
     async def messages(self, messages: Messages, form: Form, begin: array | None = None, **fields: Any) -> Piece:
-        """Make a call of whole messages, which are not cut, to the first model, and return its record.
+        """Send messages to the first model and return the call's record. Messages that are too long are not sent.
 
         Args:
-            begin: tokens of the output's beginning, which are part of the prompt.
+            begin: token ids with which the output begins; they are put at the end of the prompt.
             fields: further fields of the `Call`.
         """
         role, model = next(iter(self._around.models.items()))
@@ -215,10 +215,10 @@ class Ask(Steps):
         return await self.send(role, make)
 
     async def reward(self, response: str, model: str) -> float | None:
-        """Return the number that a reward model gives a response after the best --num_contexts posts and the question.
+        """Return the reward of a response, which the model reads after the best --num_contexts posts and the question.
 
-        None if it is not a finite number, or the dialogue is too long. ValueError if a local model is not a classifier,
-        or the benchmark has no reward.
+        None if the reward is not a finite number, or the dialogue is too long. ValueError if a local model is not a
+        classifier, or the benchmark has no prompt for rewards.
         """
         around, record, chosen = self._around, self._record, self.model(model)
         metric = around.task.metrics.get("reward")
@@ -230,10 +230,10 @@ class Ask(Steps):
         return (await self.rewarded(metric.judge, prompt, shown, response, model))["value"]
 
     async def rewarded(self, judge: Judge, prompt: Prompt, record: Record, response: str, role: str) -> Piece:
-        """Have a reward model judge a dialogue that the response ends; return the call's record.
+        """Have a reward model judge a dialogue that ends with the response; return the call's record.
 
-        The last posts of the record's profile are left out until it fits; `num_contexts_used` says how many are left.
-        The value is None if it does not fit without any.
+        The profile's last posts are left out until the dialogue fits; `num_contexts_used` is the number that is left.
+        The value is None if the dialogue does not even fit without posts.
         """
         model = self.model(role)
 
@@ -251,6 +251,6 @@ class Ask(Steps):
         return await self.send(role, make)
 
     def note(self, **fields: Any) -> None:
-        """Add fields, as they are now, to the `notes` of the answer's record in the output file."""
+        """Add a copy of these fields to the `notes` of the answer's record in the output file."""
         # Encoded now, so that an error names the method's line whose value is not JSON.
         self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))

@@ -1,4 +1,4 @@
-"""The driver of every script that asks a model: check the outputs, then count or make what they lack."""
+"""The driver of every script that asks a model: check the outputs, then make what they lack, or only count it."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from utils.runs.runner import Run, Servers, make_pieces
 from utils.runs.stage import Stage, models_of
 from utils.runs.trace import check_trace
 
-NUM_ERRORS, LONGEST_ERROR = 5, 500  # of a method: errors to print, and characters of each
+NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
 
 
 def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = open_api) -> int:
@@ -27,13 +27,13 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     A record that a server failed to answer has no piece. If a server stops answering, all stages that use it end early.
 
     Args:
-        open_api: returns the engine behind an API, from flags and key.
+        open_api: returns the engine for an API, given the flags and the key.
 
     Raises:
-        UserError: an output cannot be written, a server has never answered, or the store lacks a completion with
-            --cached_only. Other exceptions of an engine or the store end the run and are raised.
+        UserError: an output cannot be written, a server has never answered, or with --cached_only, the store lacks a
+            completion. Other exceptions of an engine or the store also end the run.
         NotedError: the open engine notes requests instead of making them.
-        KeyboardInterrupt: SIGINT or SIGTERM. Received completions are in the store.
+        KeyboardInterrupt: SIGINT or SIGTERM was received. Completions received until then are in the store.
     """
     left = unfinished(stages)
     if args.dry_run:
@@ -62,7 +62,7 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
 
 
 def unfinished(stages: Sequence[Stage]) -> list[Stage]:
-    """Return the stages whose outputs are not all finished; those after them count as not finished."""
+    """Return the stages with an output that is not finished, the stages after them, and those that are replayed."""
     left: list[Stage] = []
     for stage in stages:
         for output in stage.outputs:
@@ -78,7 +78,7 @@ def unfinished(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
-    """Return, in order, the stages left, and the finished ones whose pieces those need, made from the store."""
+    """Return the stages to run, in order: those in `left`, and finished stages whose pieces these need and lack."""
     running: list[Stage] = []
     for stage in reversed(stages):
         if stage in left or (not has_pieces(stage) and any(other.after is stage for other in running)):
@@ -91,7 +91,7 @@ def has_pieces(stage: Stage) -> bool:
 
 
 def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:
-    """Print what the stages would still request (--dry_run), and return the exit code, 1 if a method raises."""
+    """Print what the stages would still request (--dry_run); return the exit code, which is 1 if a method raised."""
     servers, rows, incomplete, codes = Servers(), [], [], [0]
     running = to_run(stages, left)
     for stage in stages:
@@ -129,27 +129,27 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
 
 
 def are_complete(stages: Sequence[Stage]) -> bool:
-    """Return whether all outputs have all their pieces, after `run_stages`."""
+    """Return whether all outputs have all their pieces; called after `run_stages`."""
     outputs = [output for stage in stages for output in stage.outputs]
     return all(output.finished or (output.keys is not None and not output.missing()) for output in outputs)
 
 
 def report(runs: Sequence[Run]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
-    # Without a request, nothing is new about a finished output: commands that depend on this one can run.
+    # A finished output that needed no request has nothing new to report, and commands that depend on it can run.
     new = [output for run in runs for output in run.made if not output.finished or run.device is not None]
     codes = [output.report_failed() for output in new]
     codes += [report_raised(run.raised) for run in runs]
     missing = {run.stage: sum(len(output.missing()) for output in run.made) - len(run.raised) for run in runs}
     for stage, number in missing.items():
-        # Without its piece, a later stage usually lacks one too, and reports that.
+        # A record without a piece here usually lacks one in the later stage too, which reports it.
         if not any(missing[other] for other in missing if other.after is stage):
             codes.append(cli.report_missing(number, stage.unit.removesuffix("s")))
     return max(codes)
 
 
 def report_raised(raised: Mapping[Key, str]) -> int:
-    """Print a method's most common errors with ids, and return the exit code."""
+    """Print a method's most common errors, each with ids of questions, and return the exit code."""
     if not raised:
         return 0
     again = "correct the method and run the command again (completions are kept)"

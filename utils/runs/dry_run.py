@@ -1,4 +1,4 @@
-"""--dry_run: a run without engines counts what the store lacks, and so what the command would still pay for."""
+"""--dry_run: a run without engines counts the completions that the store lacks and the command would pay for."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,12 @@ from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.runs.stage import Stage
 
-# An answer of 2048 tokens takes about 10 kB. The store has its raw text, the output also has the parsed answer, and the
-# output is first written under a temporary name. Longer ones are mostly thoughts, which are rarely so long.
+# Disk space per token: an answer of 2048 tokens has about 10 kB, the store and the output keep its raw text, the output
+# also the parsed answer, and the output is first written under a temporary name. Higher token limits are for thoughts,
+# which are rarely so long, so at most 2048 tokens are counted.
 TOKEN_BYTES, MOST_TOKENS = 32, 2048
-FIELDS_BYTES = 1000  # of a piece besides its texts
-NUM_IDS = 5  # of prompts that are too long
+FIELDS_BYTES = 1000  # of a piece, without its texts
+NUM_IDS = 5  # how many ids of questions with too long prompts are printed
 
 
 @dataclass
@@ -29,8 +30,8 @@ class Lacking:
     num_options: int = 0  # texts whose likelihood is asked for
     num_dropped: int = 0  # posts left out for length
     num_cut: int = 0  # prompts whose last post, or question, was cut
-    most_requests: int = 0  # with retries
-    most_tokens: int = 0  # of all outputs
+    most_requests: int = 0  # if every call needs all its retries
+    most_tokens: int = 0  # of all outputs together, without retries
 
     def add(self, call: Call) -> None:
         self.lengths.append(self.model.chat.length(call.prompt))
@@ -41,7 +42,7 @@ class Lacking:
         self.most_tokens += 0 if call.options else call.policy.max_tokens
 
     def cost(self) -> tuple[float, float] | None:
-        """Return US dollars for the prompts alone, and the most with their outputs; None without prices."""
+        """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
         if (prices := prices_of(self.model.flags)) is None:
             return None
         prompts = sum(self.lengths) * prices.input / 1e6
@@ -92,10 +93,10 @@ def describe_run(
     """Print what a stage lacks, after a run without engines.
 
     Args:
-        lacking: by role.
+        lacking: the requests to each role's model.
         lacking_searches: the number of searches that would need the encoder.
-        calls: role and record of each call that needs no request, by key.
-        num_left: of the records, those that need requests.
+        calls: role and call record of each call that needs no request, by the record's key.
+        num_left: how many of the records need requests.
     """
     names = ", ".join(output.path for output in stage.outputs)
     print(f"{names}: {num_left} of {counted(num_records, stage.unit.removesuffix('s'))} to request")
@@ -116,7 +117,7 @@ def describe_run(
 
 
 def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stages: Sequence[Stage]) -> None:
-    """Print what this machine has and lacks for these models and stages; `path` is an output on the disk to check."""
+    """Print whether this machine has the memory and disk space for a run; `path` is an output on the disk to check."""
     loaded, lines, needed = [], [], 0
     for model in models:
         if (memory_lines := model.describe_memory()) is not None:

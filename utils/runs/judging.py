@@ -1,4 +1,4 @@
-"""What evaluate_responses.py does besides calling the judge: responses, the judge's window, and score files."""
+"""Everything in evaluate_responses.py except calls to the judge: responses, the judge's window, and score files."""
 
 import math
 import sys
@@ -40,8 +40,8 @@ from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
-ANY_LENGTH = 2**31  # tokens: no limit, because a server checks the length itself
-MANY_PROMPTS = 5000  # so many take seconds to render, so a message is printed first
+ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
+MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
 
 
 class Request(NamedTuple):
@@ -64,7 +64,7 @@ class System:
 
 @dataclass(frozen=True)
 class JudgeModel(Model):
-    """A judge. Its window is only as long as its longest prompt needs: more would take memory from the KV cache."""
+    """A judge. A local judge's window is only as long as the longest prompt needs, to leave memory to the KV cache."""
 
     judge: Judge = None
     prompt: Prompt = None
@@ -75,7 +75,7 @@ class JudgeModel(Model):
 
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:
-        """The beginning of an output before its number, and each number's continuation, as token ids."""
+        """Token ids: those with which every verdict begins, and, by number, those that continue it."""
         scale = self.judge.scale
         return split_shared({str(number): self.chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
@@ -109,7 +109,7 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
 
 
 def choose_strategy(args: Arguments, task: Task) -> str:
-    """Return the name of the requested metric, or of the default one. UserError if flags contradict it."""
+    """Return the name of the metric: --strategy's, or the default one. UserError if other flags contradict it."""
     strategy = args.strategy
     if args.reading is not None:
         strategy = (strategy or next(iter(task.metrics))).removesuffix(OFFICIAL) + OFFICIAL
@@ -154,7 +154,7 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 def read_systems(
     args: Arguments, task: Task, strategy: str, records: list[Record], of_judge: dict[str, Any]
 ) -> list[System]:
-    """Read the responses and check them against the dataset; `of_judge` has the judge's settings, if any."""
+    """Return the responses to judge, checked against the dataset; `of_judge` has the judge's settings, or nothing."""
     metric = task.metrics[strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
@@ -186,7 +186,7 @@ def read_systems(
 
 
 def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
-    """Raise UserError if the responses were made with another --asking than those that the metric scores."""
+    """Raise UserError if the responses were made with an --asking whose answers the metric does not score."""
     settings = noted_settings(path)
     way = settings.get("asking")
     if settings and metric.ways and way not in metric.ways:
@@ -195,10 +195,10 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:
-    """Return the requests for all systems' verdicts by key, which begins with the system's number if there are several.
+    """Return the requests for all systems' verdicts by key; if there are several, a key begins with a system's number.
 
-    Verdicts on one response are adjacent, and so are responses to one question. In the judge's prompt, the aspect comes
-    last, after the response, so the engine computes the shared prefix once.
+    Verdicts on one response are adjacent, and so are responses to one question: in the judge's prompt, the aspect comes
+    after the question and the response, so the engine computes the prefix that the prompts share only once.
     """
     judged = [{question["id"] for question in system.questions} for system in systems]
     return {
@@ -227,9 +227,9 @@ def note_incomplete(path: str, systems: list[System]) -> None:
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
-    """Raise UserError if a score file was made from another response file: the name in --score_addr may be a mistake.
+    """Raise UserError if a score file was made from another response file: --score_addr may name it by mistake.
 
-    A response file of the same name with other content is judged again.
+    If the response file has the same name and only its content has changed, there is no error: it is judged again.
     """
     if made["settings"].get("responses") != hashes:
         refuse_other_source(made.get("judged") or ["other responses"], addrs)

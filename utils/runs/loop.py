@@ -1,4 +1,4 @@
-"""An event loop that does not wait for tasks that ignore their cancellation."""
+"""An event loop that can be closed while tasks ignore their cancellation."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Loop:
-    """An event loop that is closed without waiting for tasks that ignore their cancellation, as asyncio.run would.
+    """An event loop that, unlike asyncio.run, does not wait at its end for tasks that ignore their cancellation.
 
-    A bare `except` in a method makes such tasks.
+    A user's method with a bare `except` can be such a task.
     """
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Loop:
 
     @staticmethod
     def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "Task was destroyed" not in context["message"]:  # of such a task
+        if "Task was destroyed" not in context["message"]:  # expected of a task that ignored its cancellation
             loop.default_exception_handler(context)
 
     def close(self) -> None:
         loop = self._runner.get_loop()
-        while self._task is not None and not self._task.done():  # after a signal; it has engines to close
+        while self._task is not None and not self._task.done():  # interrupted by a signal; it has engines to close
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             with suppress(asyncio.CancelledError, SystemExit):

@@ -4,8 +4,8 @@
         summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=record.best(20))
         return await ask("rag", items=[summary] if summary else record.best(10))
 
-`answer` is called for every question. If an engine has to be opened, it is called again; the calls that it repeats are
-answered from the store.
+`answer` is called for every question. If a call needs an engine that is not open yet, `answer` is called again later;
+the calls that it then repeats are answered from the store.
 """
 
 import asyncio
@@ -39,20 +39,20 @@ class HiddenFieldError(Exception):
 
 
 class Question(Mapping):
-    """A record as a method sees it: all its fields but those that only the scorer may see.
+    """A record as a method sees it: `record["question"]`, `record["profile"]`, and the dataset's other fields.
 
-    `record["question"]`, `record["profile"]` (best first, if ranked), and whatever else the dataset has.
+    The profile's best items come first if the dataset is ranked. Fields that only the scorer may see are hidden.
     """
 
     def __init__(self, record: Record, task: Task, shown: Sequence[str] = ()):
-        """`shown` are fields of the scorer that the method sees (--show_fields)."""
+        """`shown`: fields for the scorer that this method may see nevertheless (--show_fields)."""
         self._record, self._task, self._hidden = record, task, task.hidden_fields.difference(shown)
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int | None) -> list[str] | History:
         """Return the texts of the best `number` items, in the order that the benchmark's prompts use.
 
-        None: all messages of a history in order of time; [] if the profile is a list.
+        With None, return all messages of a history in order of time, or [] if the profile is a list.
         """
         return self._task.best_items(self._record, number)
 
@@ -62,7 +62,7 @@ class Question(Mapping):
                 f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)}, and what "
                 "--show_fields names"
             )
-        if name not in self._copies:  # a method may change the value, and run again
+        if name not in self._copies:  # a copy, because a method may change it and run again
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
@@ -81,7 +81,7 @@ class Method:
     answer: Callable[[Question, Ask], Any]
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
-        """Return the record of an answer; MethodError, with the method's own line, for whatever it raises."""
+        """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
         try:
             value = await self.answer(Question(record, task, shown), ask)
             if not isinstance(value, str | None):
@@ -91,7 +91,7 @@ class Method:
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if ask.ended is not None:  # nobody reads it: the record's run is over, and the method is being closed
+            if ask.ended is not None:  # the record's run is over and the method is being closed: nobody reads the error
                 raise
             while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
                 error = error.exceptions[0]
@@ -99,7 +99,10 @@ class Method:
         return piece_of(value, ask)
 
     def place_of(self, error: BaseException) -> str:
-        """Return `file, line n` of an error's last line in the method's file, otherwise in the file's folder."""
+        """Return `FILE, line N` for the innermost line of an error's traceback that is in the method's file.
+
+        If there is none, the innermost line in the file's folder is taken, else the innermost of all.
+        """
         file = self.path.resolve()
         frames = traceback.extract_tb(error.__traceback__)
         is_around_ours = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
@@ -113,9 +116,9 @@ class Method:
 
 
 def load_method(path: str) -> Method:
-    """Import a method from a file, or from utils/methods by name.
+    """Return the method in the file `path`, or the method of that name in utils/methods.
 
-    UserError if it cannot be imported, or has no `async def answer(record, ask)`.
+    UserError if the file cannot be imported, or has no `async def answer(record, ask)`.
     """
     file = Path(path) if Path(path).is_file() else SHIPPED / f"{path}.py"
     if not file.is_file():
@@ -144,7 +147,7 @@ def load_method(path: str) -> Method:
 
 
 def piece_of(value: str | None, ask: Ask) -> Piece:
-    """Return an answer's record in the output: value, fields of the call that gave it, notes, and figures by role."""
+    """Return an answer's record: its value, fields of the last call with this value, notes, and figures by role."""
     calls = ask.calls
     value = value if value is not None and value.strip() else None
     fields = next(
@@ -153,7 +156,7 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     fields = {name: field for name, field in fields.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
         fields = {"reason": NO_ANSWER, **fields}
-    # Notes that are a call's whole value, which its token limit cut: a training leaves them out.
+    # Names of notes that are a whole text of the model, cut at its token limit: trainings leave these notes out.
     cut = {call["value"] for _, call in calls if call.get("truncated") and isinstance(call["value"], str)}
     cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
     fields |= {"cut_notes": cut_notes} if cut_notes else {}

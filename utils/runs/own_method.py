@@ -1,4 +1,4 @@
-"""`baselines.py --method FILE`: answers by a user's own method; each run makes them all again from the store."""
+"""`baselines.py --method FILE`: a user's own method answers. Each run makes all answers again, from the store."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ from utils.runs.methods import Method, load_method
 from utils.runs.publishing import cost_in_words
 from utils.runs.stage import Stage
 
-ROLE_FLAGS = {  # flags of a model that --model adds, and the functions that parse them
+ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that parses its value
     "base_url": cli.api_address,
     "api_key_addr": cli.at_home,
     "model_id": str,
@@ -69,7 +69,7 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
         partial(describe_answers, models, method.path, earlier),
         many_calls=True,
         search=search,
-        is_replayed=True,  # its file, or what it imports, may have changed
+        is_replayed=True,  # the method's file, or what it imports, may have changed
     )
     return run_stages([stage], args, open_api)
 
@@ -95,7 +95,7 @@ def check_shown(shown: Sequence[str], task: Task) -> None:
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
-    """Return the flags by role: the command's for the generator, with overrides for each --model."""
+    """Return each role's flags: the generator has the command's own, and each --model overrides some of these."""
     flags = {"generator": args.replaced()}
     for role, addr, own_flags in args.model or []:
         if role in flags:
@@ -116,7 +116,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
 
 
 def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
-    """Return the models by role; roles with the same model share its completions."""
+    """Return the models by role; roles that have the same model share one `Completions`."""
     models: dict[str, Model] = {}
     for role, flags in flags_of_roles(args).items():
         is_generator = not models
@@ -137,7 +137,7 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
 
 
 def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
-    """Return the settings of the answers, without the method's code, which may change."""
+    """Return the settings of the answers. The method's code is not one of them, so it may change between runs."""
     names = [*task.prompts.values()]
     if "reward" in task.metrics and any(model.gives_rewards for model in models.values()):
         names.append(task.metrics["reward"].judge.prompt)
@@ -161,9 +161,10 @@ def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) ->
 def describe_answers(
     models: Mapping[str, Model], path: Path, earlier: str | None, output: Output, _: Any, figures: Mapping[str, Any]
 ) -> str:
-    """Return a response file's line, and print a note if the method's file changed or asked otherwise on a second run.
+    """Return the line to print about a response file.
 
-    `earlier` is the hash of the method's file that the replaced output was made with, if there was one.
+    Print a note if the method's file has changed, or if the method did not repeat its calls when it was run again.
+    `earlier` is the hash of the method's file behind the output that is replaced; None if there was no output.
     """
     requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
     if earlier not in (None, figures["method_sha256"]):
@@ -209,7 +210,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Parse a value of --set, NAME=VALUE."""
+    """Return the name and the value in a NAME=VALUE of --set; ArgumentTypeError if the text is not of this form."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{json.dumps(without_password(text))} is not NAME=VALUE")
@@ -217,7 +218,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
-    """Parse a value of --model, NAME=MODEL[@URL][,FLAG=VALUE...], into the role, the model, and its own flags."""
+    """Return the role, the model's address and its own flags from --model NAME=MODEL[@URL][,FLAG=VALUE...]."""
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
     model, _, url = (rest, "", "") if Path(cli.at_home(rest)).exists() else rest.partition("@")

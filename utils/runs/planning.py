@@ -1,4 +1,4 @@
-"""Everything in planpers.py except its method: the source of plans, and their file."""
+"""Everything in planpers.py except its method: where plans come from, and the files they are written to."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ from utils.records.responses import collect_responses, count_responses, read_pla
 from utils.runs.answers import Dataset, Method, Responses
 from utils.runs.stage import Stage
 
-# Aspects that take the place of a plan that does not exist yet (--dry_run); real ones have about as many words.
+# With --dry_run, the aspects of every plan that does not exist yet; real plans have about as many words.
 STAND_IN = ["An aspect of the answer that is not planned yet"] * 5
 
 
@@ -61,7 +61,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
 
 
 def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
-    """Return the prompts by name. UserError if the benchmark has no planner's prompt and no --plans_addr."""
+    """Return the prompts by name. UserError if the benchmark has no prompt for a planner and no plans are given."""
     if "planner" not in task.prompts:
         remedy = "use baselines.py"
         remedy += ", or give your own plans with --plans_addr" if "planpers" in task.prompts else ""
@@ -74,7 +74,10 @@ def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
 
 
 def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -> list[Pieces]:
-    """Return each dataset's given plans: gold ones, or those of --plans_addr (UserError if incomplete)."""
+    """Return each dataset's plans by key, with --gold_plan or --plans_addr; without these flags, empty dicts.
+
+    UserError if a file of --plans_addr lacks a plan that this run needs.
+    """
     if args.gold_plan:
         return [
             {
@@ -109,7 +112,7 @@ def stages_of_plans(
     planner: Model | None,
     lead_in: str | None,
 ) -> list[Stage]:
-    """Return a stage for each dataset's plans, which writes <output>.plans.json; given and finished plans are read."""
+    """Return a stage per dataset, which writes <output>.plans.json; it makes only plans neither given nor finished."""
     stages = []
     addrs, plans_by_dataset = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
     for dataset, plans_addr, plans in zip(datasets, addrs, plans_by_dataset, strict=True):
@@ -134,7 +137,7 @@ def stages_of_plans(
 
 
 def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
-    """Return the stage that answers a dataset's questions by the plans of another stage."""
+    """Return the stage that answers a dataset's questions with the plans that the stage `plans` makes."""
     settings, collect = dict(plans.outputs[0].settings), partial(collect_responses, dataset.records)
     if learnt := model.saw_in_training:
         saw = settings.get("saw") or {"when": "training", "fields": []}
@@ -162,7 +165,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 def settings_of_plans(
     args: Arguments, dataset: Dataset, plans_addr: str | None, planner: Model | None
 ) -> dict[str, Any]:
-    """Return the settings that depend on a dataset: its hash, the given plans, and the scorer's fields behind them."""
+    """Return a dataset's settings: its hash, the given plans' hash, and the scorer's fields from which plans come."""
     settings = {"inputs": file_hash(dataset.path), "given_plans": None}
     if plans_addr:
         settings["given_plans"] = file_hash(plans_addr)
@@ -187,7 +190,7 @@ def count_plans(_: Responses, pieces: Pieces) -> dict[str, int]:
 
 
 class Planner(Model):
-    """A model that plans. A local planner's template gets the variables of its training."""
+    """A model that writes plans. A local planner's chat template gets the variables that its training used."""
 
     def _open_chat(self) -> Chat:
         if self.flags.openai:
@@ -205,11 +208,11 @@ class Planner(Model):
 
 
 def choose_planner(args: Arguments) -> Planner:
-    """Return the planner, sampled as the generator is; where it runs does not depend on where the generator does."""
+    """Return the planner. It has the generator's sampling flags, but runs locally or behind an API independently."""
     openai = bool(args.planner_base_url)
     flags_of_planner = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
     flags_of_planner |= {name: getattr(args, f"planner_{name}") for name in ("price_in", "price_out", "price_cached")}
-    # These are the generator's; so is --seed none.
+    # The values of these flags are meant for the generator only, and so is --seed none.
     flags_of_planner |= dict.fromkeys(("model_id", "reasoning_parser", "extra_body"))
     flags_of_planner |= {} if openai else {"seed": args.seed or 0}
     flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **flags_of_planner)
@@ -225,10 +228,10 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """Return the lead-in of plans: from the manifest of the planner or of the plans files, else by --planner_target.
+    """Return the lead-in of plans; None if they have no lead-in.
 
-    UserError if plans files have different lead-ins, if the flag contradicts a manifest, or if the prompt lacks the
-    lead-in that the flag needs.
+    It comes from the manifest of the planner or of the plans files; without one, from --planner_target. UserError
+    if plans files have different lead-ins, the flag contradicts a manifest, or the prompt lacks the flag's lead-in.
     """
     lead_ins = {}
     for source in [planner_model] if planner_model else plans_addrs:

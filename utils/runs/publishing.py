@@ -1,4 +1,4 @@
-"""Publish a stage's outputs with the figures of the run in their manifests, and print a line for each."""
+"""Publish a stage's outputs, with the run's figures in their manifests, and print a line about each output."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from utils.generation.vllm_engine import is_batch_invariant
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT, describe_unfinished
 from utils.runs.stage import Stage
 
-COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
+COUNTED = {  # figures of a role's calls: each is the sum of what the function returns for every call record
     "unusable": lambda call: call["value"] is None,
     "unfinished": lambda call: call.get("reason") == UNFINISHED,
     "truncated": lambda call: bool(call.get("truncated")),
@@ -40,18 +40,18 @@ def publish(
     """Write an output with its manifest, and print a line about it; a shard writes nothing.
 
     Args:
-        calls: role and record of each call behind its pieces.
-        requested: the number of completions that were requested.
-        tally: numbers of records by what became of them, for the manifest of a stage with several calls per record.
+        calls: role and record of each call from which the output's pieces were made.
+        requested: the number of completions that this run requested.
+        tally: numbers of records, such as `raised`, for the manifest of a stage with several calls per record.
     """
     content, pieces = output.content(), output.pieces
     num_usable = sum(piece["value"] is not None for piece in pieces.values())
     first = next(iter(stage.models.values()), None)
     made = describe_records(record for _, record in calls)
-    made.pop(UNFINISHED_COUNT, None)  # counts calls; the manifest counts pieces
+    made.pop(UNFINISHED_COUNT, None)  # this counts calls, but the manifest has the count of pieces
     by_role = {role: sum_calls(record for name, record in calls if name == role) for role in stage.models}
     figures = {
-        # Like the device, it is not a setting, so a run may resume on another kind of GPU.
+        # A figure, as the device is, and not a setting, so that a run may resume on another kind of GPU.
         "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
         "counts": stage.count(content, pieces) if stage.count else {output.unit: num_usable},
         **(first.figures if first else {}),
@@ -68,7 +68,7 @@ def publish(
 
 
 def describe_output(output: Output, content: Any, figures: Mapping[str, Any]) -> str:
-    """Return a line with an output's counts and cost."""
+    """Return the line to print about an output, with its counts and cost."""
     counts = describe_counts(figures["counts"]) or "nothing to ask about"
     return f"{output.path}: {counts}{describe_unfinished(figures.get(UNFINISHED_COUNT, 0))}{cost_in_words(figures)}"
 
@@ -78,7 +78,7 @@ def cost_in_words(figures: Mapping[str, Any]) -> str:
 
 
 def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
-    """Return figures of several calls: number, tries, tokens (None if a server reported none), and outcomes."""
+    """Return figures of several calls: their number, tries, tokens (None if a server reported none), and COUNTED."""
     calls = list(calls)
     figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
     figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}
@@ -88,13 +88,13 @@ def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
 
 
 def cost_of(by_role: Mapping[str, Mapping[str, int | None]], models: Mapping[str, Model]) -> dict[str, float | None]:
-    """Return a manifest's `cost_usd`, summed over the roles with prices; empty if no role has prices."""
+    """Return {"cost_usd": US dollars, or None if unknown} for all roles with prices; empty if no role has prices."""
     costs = [prices.cost(by_role[role]) for role in models if (prices := prices_of(models[role].flags))]
     return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
 
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
-    """Print where a shard's completions are and how to write the outputs."""
+    """If this run is a shard, print where its completions are and how to write the outputs."""
     if vars(args).get("num_shards", 1) > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(

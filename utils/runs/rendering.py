@@ -1,4 +1,4 @@
-"""Turn what a method asks into a call: check it, choose its prompt and parser, and fit it into the model's window."""
+"""Make a `Call` of what a method asks: check it, choose prompt and parser, and fit the prompt into the window."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from utils.generation.model import Model
 from utils.generation.thinking import opening_of
 from utils.parsing import Parsed, nothing, writable
 
-# Names that no placeholder can have: parameters of `Ask.__call__`.
+# Names that no placeholder can have, because they are parameters of `Ask.__call__`.
 TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
 
 
@@ -25,7 +25,7 @@ class ParserError(Exception):
 
 
 class Prompts:
-    """The prompts of a run: a benchmark's by name, and a method's own texts. Each is read once."""
+    """The prompts of a run: the benchmark's, by name, and a method's own, by text. Each prompt is read only once."""
 
     def __init__(self, task: Task, prompts_dir: str | None):
         self._files, self._prompts_dir = task.prompts, prompts_dir
@@ -35,9 +35,9 @@ class Prompts:
         return name in self._files
 
     def __getitem__(self, name: str) -> Prompt:
-        """Return the prompt of this name, or with this text; ValueError if it can be neither."""
+        """Return the prompt of this name, or of this text; ValueError if `name` is neither a known name nor a text."""
         if name not in self._read:
-            if name in self._files or re.fullmatch(r"\w+/\w+", name):  # a benchmark's, or a whole name
+            if name in self._files or re.fullmatch(r"\w+/\w+", name):  # a benchmark's, or FOLDER/NAME
                 self._read[name] = load_prompt(self._files.get(name, name), self._prompts_dir)
             elif re.search(r"[\s{]", name):
                 self._read[name] = own_prompt(name)
@@ -65,15 +65,15 @@ def make_call(
     trimmed: bool = False,
     fields: Mapping[str, Any] | None = None,
 ) -> Call:
-    """Return the call of `key` with the prompt `name`, which is a benchmark's name or a text.
+    """Return the call with this key; `name` is the benchmark's name for a prompt, or a prompt's text.
 
     Args:
-        parse: instead of the benchmark's parser of answers.
+        parse: a parser to use instead of the benchmark's parser of answers.
         overrides: max_tokens and temperature, which override the flags, and stop.
-        schema: the schema for the output, instead of the benchmark's.
-        options: texts by name; the likeliest is chosen.
+        schema: a schema for the output, instead of the benchmark's.
+        options: texts by name; instead of generating text, the call chooses the likeliest of these.
         variant: another form of the question, with its own values and parser.
-        trimmed: the items are `Task.best_entries`, which are cut to fit.
+        trimmed: whether the items are `Task.best_entries`, which are cut to fit.
         fields: further fields of the call's record.
 
     ValueError if a method's call is invalid.
@@ -88,7 +88,7 @@ def make_call(
     if schema is None and is_named and parse is None:
         schema = task.output.schema
     if schema is None:
-        # The output has no schema, and the temperature does not rise with the tries.
+        # Nothing is constrained without a schema; but with `never`, each try would raise the temperature.
         overrides["constrained_decoding"] = "fallback"
     tokens = {option: model.chat.render_option(text) for option, text in options.items()} if options else None
     if tokens:
@@ -100,7 +100,7 @@ def make_call(
     fit = window.fit_trimmed if trimmed else window.fit
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
-        before = getattr(model.chat, "prompt_end", "<think>")  # the beginning of the turn may end the thought
+        before = getattr(model.chat, "prompt_end", "<think>")  # the last message may end the thought
         policy = replace(policy, opened=opening_of(before + fitted.messages[-1]["content"]) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
     return replace(call, options=tokens)
@@ -139,7 +139,10 @@ def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Seque
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """Return a parser of (text, cut) from a method's function of the text; without one, the value is the text."""
+    """Return a parser, which takes (text, cut), made from a method's function of the text, if it is not one already.
+
+    If `parse` is None, the parser's value is the text itself.
+    """
 
     def read(text: str, cut: bool) -> Parsed:
         try:

@@ -1,7 +1,7 @@
 """The runner: runs every record of a stage, first from the store alone, then with one engine after another.
 
-A record that needs a new completion from a model without an open engine is set aside. It runs again from its beginning
-once that engine is open; by then, all its earlier calls are in the store.
+If a record needs a new completion from a model whose engine is not open, the record is set aside. Once the engine is
+open, the record runs again from its beginning; by then, the results of all its earlier calls are in the store.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from utils.runs.stage import Stage, models_of
 from utils.runs.steps import MethodError, Room, Step, Surroundings
 from utils.runs.trace import Trace
 
-AT_ONCE = 16  # concurrent records without an engine, because a method may wait for other things
-GRACE = 1  # seconds to end the tasks that a method has left running
-OUTAGE = 3  # consecutive unanswered records (at least the number in flight) after which the server counts as gone
-Engines = Mapping[str, Engine]  # by the roles that they serve
+AT_ONCE = 16  # records that run concurrently without an engine, because a method may wait for other things
+GRACE = 1  # seconds to wait for the end of tasks that a method has left running
+OUTAGE = 3  # a server counts as gone after this many unanswered records in a row, or as many as run concurrently
+Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 
 class NotedError(Exception):
-    """The records' requests are noted; the run can continue once they are answered (utils/batch.py)."""
+    """All requests that records need now are noted; the run can continue once they are answered (utils/batch.py)."""
 
 
 def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
-    """Run all records of these stages and publish what they give; `run_stages` has the errors.
+    """Run all records of these stages, publish the outputs, and return the runs; exceptions are as in `run_stages`.
 
     With `is_inner`, nothing is published or shown, and the models' stores stay open: the caller runs further stages.
     """
@@ -64,7 +64,7 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
 
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
-    """Run stages as far as these engines allow, close the engines, and return the stages that are left."""
+    """Run stages as far as these engines allow, close the engines, and return the runs that are not finished."""
     left: list[Run] = []
     try:
         for run in runs:
@@ -88,23 +88,23 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
 class Servers:
     """State of the servers in all stages of a run, by role."""
 
-    answered: set[str] = field(default_factory=set)  # have answered, in this run or an earlier one
-    gone: dict[str, str] = field(default_factory=dict)  # no longer answer, with the problem
+    answered: set[str] = field(default_factory=set)  # roles whose server has answered, in this run or an earlier one
+    gone: dict[str, str] = field(default_factory=dict)  # role whose server no longer answers -> the problem
 
 
 class Run:
-    """A running stage, in several passes.
+    """The run of a stage, in several passes.
 
     Attributes:
-        made: the stage's outputs except those that are finished.
+        made: the outputs that this run makes: those that are not finished, or all if the finished stage runs again.
         left: records that have not ended, by key.
-        total: the number of all records, with those that have a piece already.
-        calls: role and record (without texts) of each record's calls, by key; a shared call is only one record's.
-        lacking: what the store lacks, by role (--dry_run).
-        missing: the reason for each record that a server failed to answer.
-        raised: place and error for each record on which a user's method raised.
-        lacking_searches: searches that would need the encoder (--dry_run).
-        asks_otherwise: records whose last run did not repeat the calls of their earlier one.
+        total: the number of all records, including those that have a piece already.
+        calls: role and call record (without texts) of each record's calls, by key; a shared call is listed only once.
+        lacking: the requests that the store cannot answer, by role (--dry_run).
+        missing: the problem, by key, of each record that a server failed to answer.
+        raised: place and error, by key, of each record on which a user's method raised an exception.
+        lacking_searches: the number of searches that would need the encoder (--dry_run).
+        asks_otherwise: keys of records that did not repeat all their calls when they ran again.
         device: the device of an engine that was used; None if the store had everything.
     """
 
@@ -120,8 +120,8 @@ class Run:
         self.device: str | None = None
         self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
         self.total = 0
-        self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
-        self._needs: dict[Key, str] = {}  # the role that a record waits for
+        self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run but not ended
+        self._needs: dict[Key, str] = {}  # key of a waiting record -> the role whose engine it needs
         self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self.lacking_searches = self._num_calls = self._num_unusable = 0
@@ -130,13 +130,13 @@ class Run:
     def _begin_pass(self) -> None:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
-        self._in_a_row = Counter[str]()  # by role, records that its server failed to answer since its last answer
-        self._problems: dict[str, str] = {}  # the last one with each role's server
-        self._out: str | None = None  # enough in a row: no further record is begun, even if a late answer arrives
+        self._in_a_row = Counter[str]()  # by role: records that the server failed to answer since its last answer
+        self._problems: dict[str, str] = {}  # by role: the last problem with its server
+        self._out: str | None = None  # a role whose server counts as gone: no further record begins in this pass
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
-        """Find the outputs to make, and the records to run: those that have no piece yet."""
+        """Set `made`, the outputs to make, and `left`, the records to run, which have no piece yet."""
         before = self.stage.after
         absent = {key for output in before.outputs for key in output.missing()} if before else ()
         records = {key: record for key, record in self.stage.records().items() if key not in absent}
@@ -146,7 +146,7 @@ class Run:
                 output.finished = output.is_finished()
                 if output.finished and not self.stage.is_replayed:
                     output.load()
-        # A finished stage runs if a later one needs its pieces.
+        # A finished stage runs again if a later stage needs its pieces.
         is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
@@ -160,7 +160,7 @@ class Run:
         self._traces = {output: Trace(output) for output in self.made if is_traced and not output.is_shard}
 
     def awaits(self) -> str:
-        """Return the role that most records wait for; the first one in a tie."""
+        """Return the role whose engine most records wait for; in a tie, the first such role."""
         waiting = Counter(self._needs.values())
         return max(self.stage.models, key=lambda role: waiting[role])
 
@@ -174,7 +174,7 @@ class Run:
             )
 
     async def go(self, engines: Engines, is_dry: bool = False) -> None:
-        """Run the records that are left as far as these engines allow; a dry run goes through all of them."""
+        """Run the records that are left as far as these engines allow; a dry run begins every one of them."""
         if self.left is None:
             self.begin()
         self._begin_pass()
@@ -187,7 +187,7 @@ class Run:
         stage_engines = [engine for role, engine in engines.items() if role in self.stage.models]
         concurrency = max((engine.concurrency for engine in stage_engines), default=AT_ONCE)
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
-        left, untried = {}, {}  # records that need another engine, and records not begun
+        left, untried = {}, {}  # records that need another engine, and records that were not begun
         args, stage = self._args, self.stage
         shared = (stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
         around = Surroundings(*shared, stage.search, is_traced=bool(self._traces))
@@ -230,7 +230,7 @@ class Run:
         Args:
             left: records that need another engine.
             untried: records that were not begun.
-            problem: of a server that was gone before the pass.
+            problem: the problem with a server that was gone before the pass; None if there was none.
 
         UserError if the server has never answered.
         """
@@ -251,7 +251,7 @@ class Run:
         return left, {}
 
     def _count_call(self, role: str) -> None:
-        """Count a call that has its result, which shows that the server answers."""
+        """Count a call that has its result, and note that the role's server answers."""
         self._num_calls += 1
         self._servers.answered.add(role)
         self._in_a_row[role] = 0
@@ -286,7 +286,7 @@ class Run:
             self.raised[key] = str(ended)
         elif ended is not None:
             self._error = self._error or ended
-            for other in self._live:  # calls in flight still finish, and no new calls follow
+            for other in self._live:  # calls in flight still finish, but no new calls are made
                 other.end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
@@ -317,13 +317,13 @@ class Run:
         return False
 
     def _counts(self, shared: int | None) -> bool:
-        """Return whether a call is not shared, or no record before this one has had it."""
+        """Return whether to count a call: it is not shared, or it has not been counted for another record."""
         is_counted = shared in self._counted
         self._counted |= {shared} - {None}
         return not is_counted
 
     def num_requested(self) -> int:
-        """Return the number of completions requested so far from this stage's models, also by earlier stages."""
+        """Return how many completions this stage and earlier stages have requested so far from this stage's models."""
         return sum(completions.requested for completions in {model.completions for model in self.stage.models.values()})
 
     def finish(self) -> None:
@@ -332,7 +332,7 @@ class Run:
             model.completions.keep_refusals()
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.made:
-            # Without its completions in the store, a finished output is written again, so that later ones match it.
+            # A finished output is written again if completions had to be requested, so that later outputs match it.
             if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
@@ -342,5 +342,5 @@ class Run:
 
 
 def without_texts(record: Piece) -> Piece:
-    """Return a call's record without its long texts, which the answer's record has."""
+    """Return a call's record with "" in place of its long texts, because the answer's record has them."""
     return {name: "" if name in ("value", "raw", "reasoning") and value else value for name, value in record.items()}

@@ -16,21 +16,22 @@ class Stage:
     """Records that go through a method into outputs.
 
     Attributes:
-        task: its prompts, values and parser are those that `ask` uses.
-        records: returns the records by key; called when the stages before have ended. With several outputs, a key
-            begins with the number of its output.
+        task: the task whose prompts, values and parser `ask` uses.
+        records: returns the records by key; called when the stages before this one have ended. If there are several
+            outputs, a key begins with the number of the record's output.
         method: an async function of a record and its `Ask` that returns a piece.
         outputs: files that are made of the pieces.
-        models: by the role that `ask` names; the first is the default.
-        count: returns counts of an output's content and pieces, for its manifest and the line that is printed
-            (default: the pieces with a value).
-        describe: returns the line to print instead, from the output, its content and the manifest's figures.
-        after: the stage whose pieces are needed; a record is left out if that stage has no piece for its key.
-        stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
-        assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are stand-ins.
-        many_calls: a record makes several calls.
+        models: the models by role, the name that `ask` takes; the first is the default.
+        count: returns counts, from an output's content and pieces, for the manifest and the line that is printed
+            (default: the number of pieces with a value).
+        describe: returns another line to print, from the output, its content and the manifest's figures.
+        after: the stage whose pieces this one needs; a record is left out if that stage has no piece for its key.
+        stand_in: with --dry_run, the piece that is used in place of each piece that does not exist yet.
+        assumes: with --dry_run, the text that is printed if pieces of the stage before are stand-ins.
+        many_calls: whether a record may make several calls.
         search: finds items for `ask.search`.
-        is_replayed: it is run even if its outputs are finished: a user's method may have changed, or it is traced.
+        is_replayed: whether the stage runs even if its outputs are finished, because a user's method may have changed,
+            or because the stage is traced.
     """
 
     task: Task
@@ -49,16 +50,16 @@ class Stage:
 
     @property
     def unit(self) -> str:
-        """The plural noun for its pieces."""
+        """The plural noun for the stage's pieces."""
         return self.outputs[0].unit
 
     def place(self, key: Key) -> tuple[Output, Key]:
-        """Return the output of a record, and its key there."""
+        """Return the output to which a record belongs, and the record's key in that output."""
         return (self.outputs[0], key) if len(self.outputs) == 1 else (self.outputs[key[0]], key[1:])
 
 
 def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    """Return the stages' models by role; ValueError if two have the same one, because it identifies the engine."""
+    """Return the stages' models by role; ValueError if two models have the same role, which identifies the engine."""
     models: dict[str, Model] = {}
     for role, model in (pair for stage in stages for pair in stage.models.items()):
         if models.setdefault(role, model).identity != model.identity:

@@ -1,4 +1,4 @@
-"""The calls and searches of one record's run: made, under way, landed, or waiting for an engine that is not open."""
+"""The calls and searches of one record's run: which are under way, finished, or waiting for an engine."""
 
 import asyncio
 from collections import Counter
@@ -18,10 +18,10 @@ from utils.generation.model import Model
 from utils.generation.requests import Engine, Rendered
 from utils.runs.rendering import ParserError, Prompts
 
-MOST_CALLS = 10_000  # and searches, per record: an endless loop would pay for thousands in seconds
-TURNS = 20  # of the event loop in which a method whose call has returned makes its next one
-SHARED: Key = ("shared",)  # of calls that do not depend on the record
-UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
+MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
+TURNS = 20  # turns of the event loop to wait for a method's next call after a call has returned
+SHARED: Key = ("shared",)  # the key of calls that do not depend on the record
+UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more would take gigabytes of memory
 
 
 class MethodError(Exception):
@@ -36,7 +36,7 @@ class Room:
         self._freed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Wait until there is room for a prompt, which the caller then makes and takes."""
+        """Wait until there is room for a prompt; the caller then makes the prompt and calls `take`."""
         while self._left <= 0:
             self._freed.clear()
             await self._freed.wait()
@@ -76,7 +76,7 @@ class Surroundings:
     prompts: Prompts
     args: Arguments
     room: Room
-    landed: Callable[[str], None]  # called with the role when a call has its result from an engine or the store
+    landed: Callable[[str], None]  # called with the role when a call gets its result from an engine or the store
     search: Search | None = None  # None: there is no `ask.search`
     is_traced: bool = False  # keep the messages of each call
 
@@ -84,16 +84,16 @@ class Surroundings:
 class Steps:
     """The calls and searches of one record's run.
 
-    A call that cannot be answered now, because its engine is not open, or because a server, an engine or the store has
-    failed, never returns, so that no `except` or `finally` of the method can make up a value. Calls that run beside it
-    continue. When nothing is under way any more, the runner ends the method and runs the record again later.
+    A call never returns if it cannot be answered now (its engine is not open; or a server, an engine or the store has
+    failed), so that no `except` or `finally` of the method can make up a value. Other calls under way continue. When
+    none is left, the runner ends the method, and may run the record again later.
 
     Attributes:
         calls: role and record of each finished call, in the order in which they were made.
-        searches: query and ids of each finished search, likewise.
-        call_hashes: hashes of its calls; each repetition of a call has its own.
-        ended: why the record ends for now.
-        needs: the role whose engine it waits for, because that engine is not open.
+        searches: query and ids of each finished search, in the order in which they were made.
+        call_hashes: hashes of the record's calls; each repetition of a call has a hash of its own.
+        ended: the exception with which the record's run ends for now; None while it runs.
+        needs: the role whose engine the record waits for, because the engine is not open; None if it waits for none.
         lacking: role and call of each completion that the store lacks while its engine is not open; with --dry_run,
             also "search" and None for each search that would need the encoder.
         failed: the role whose engine or store failed first.
@@ -125,7 +125,7 @@ class Steps:
 
     @property
     def steps(self) -> list[tuple[int, Step | dict[str, Any]]]:
-        """The numbers of finished calls and searches, and what they gave, in the order in which they were made."""
+        """Number and result of each finished call and search, in the order in which they were made."""
         return [(number, step) for number, step in sorted(self._steps.items()) if step is not None]
 
     def model(self, role: str) -> Model:
@@ -138,7 +138,7 @@ class Steps:
         return models[role]
 
     def _numbered(self, call: Call, same: int) -> Call:
-        """Return the call with a key of its own if the method has made the same one before."""
+        """Return the call; if the method has made the same call before, its key is changed, for another seed."""
         number = self._same[same]
         self._same[same] += 1
         self.call_hashes.add(hash((same, number)))
@@ -161,7 +161,7 @@ class Steps:
         return record
 
     async def _begin_step(self) -> int:
-        """Return the number of a new call or search."""
+        """Return the number of a new call or search; never return if the record has too many."""
         if (number := len(self._steps)) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
             await self._never()
@@ -179,19 +179,19 @@ class Steps:
             raise
         except ParserError as error:
             raise error.__cause__ from None
-        except Exception:  # `_land` has seen it
+        except Exception:  # `_land` has noted it
             await self._never()
         if self.ended is not None:
             await self._never()
         return result
 
     def end(self, error: Exception) -> None:
-        """End the record for now: no further call returns."""
+        """End the record's run for now, because of this error: no further call returns."""
         self.ended = self.ended or error
         self._stirred.set()
 
     async def wait_for(self, method: asyncio.Task) -> None:
-        """Wait until the method has returned or cannot continue for now; all calls under way have landed then."""
+        """Wait until the method has returned or cannot continue for now, and then until no call is under way."""
         method.add_done_callback(lambda _: self._stirred.set())
         while not method.done() and self.ended is None:
             self._stirred.clear()
@@ -205,7 +205,7 @@ class Steps:
             await asyncio.wait(self._under_way)
 
     def close(self, method: asyncio.Task) -> None:
-        """End the record's run: no call returns after this."""
+        """End the record's run: cancel the method and its calls; no call returns after this."""
         self.end(MethodError("this record's run has ended"))
         for task in (method, *self._under_way):
             task.cancel()
@@ -225,11 +225,11 @@ class Steps:
             await self._never()
 
     async def _never(self) -> None:
-        # A new future each time: a cancelled one is done, and a loop that awaits it would spin.
+        # A new future each time: a cancelled future is done, and a loop in the method that awaits it would spin.
         await self._loop.create_future()
 
     def _land(self, role: str, call: Call | None, task: asyncio.Task) -> None:
-        """Note the end of a call, or of a search, which has no `Call`."""
+        """Note how a call or a search ended; for a search, `call` is None."""
         self._under_way.discard(task)
         self._stirred.set()
         if task.cancelled():

@@ -1,8 +1,8 @@
 """--trace: every call and search behind an output's pieces, in `<output>.trace.jsonl`.
 
 A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
-"sample", "number", "search", "ids"}`. `sample` is the number of the answer to the question, `number` that of the call
-or search in it. The lines are in the order of the output, then of the method.
+"sample", "number", "search", "ids"}`. `sample` is the number of the answer to the question, and `number` the number of
+the call or search for this answer. Answers are in the output's order, and their lines in the order of the method.
 """
 
 import json
@@ -24,13 +24,13 @@ from utils.runs.ask import Ask
 from utils.runs.steps import Step
 
 SCRIPT = "utils/runs/trace.py"
-# Fields of a call's record that a line has, if they are there.
+# Fields of a call's record that are copied to its line, if the record has them.
 FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "attempts", "prompt_tokens", "completion_tokens",
           "reasoning_tokens")  # fmt: skip
 
-LONGEST = 1_000  # characters shown of a text
+LONGEST = 1_000  # characters of a text that `read_turns` keeps
 
-TRACE = ".trace.jsonl"  # the end of a trace's name
+TRACE = ".trace.jsonl"  # the end of a trace's file name
 
 Line = dict[str, Any]
 
@@ -40,19 +40,19 @@ def trace_path(output: str) -> Path:
 
 
 def check_trace(output: Output) -> None:
-    """Raise UserError if the trace cannot be written, or would replace a file that is none."""
+    """Raise UserError if the trace cannot be written, or would replace a file that is not a trace."""
     prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
 
 
 class Trace:
-    """The lines of an output, in a temporary file until they are published."""
+    """The lines of an output's trace, which are in a temporary file until they are published."""
 
     def __init__(self, output: Output):
         self._output, self._places = output, dict[Key, tuple[int, int]]()
         self._file = tempfile.TemporaryFile(buffering=0, dir=Path(output.path).absolute().parent)  # noqa: SIM115
 
     def add(self, key: Key, ask: Ask) -> None:
-        """Add the lines of a record that has ended."""
+        """Add the lines of a record that has ended with a piece."""
         lines = (json.dumps(line, ensure_ascii=False, default=str, skipkeys=True) for line in lines_of(key, ask))
         text = "".join(f"{writable(line)}\n" for line in lines).encode()
         start = self._file.seek(0, 2)
@@ -60,7 +60,7 @@ class Trace:
         self._places[key] = start, len(text)
 
     def publish(self) -> None:
-        """Write the trace; its settings have the output's hash."""
+        """Write the trace, and in its manifest, the output's hash."""
         path, output = trace_path(self._output.path), self._output
         settings = {"script": SCRIPT, "trace_of": file_hash(output.path)}
         with (
@@ -77,7 +77,7 @@ class Trace:
 
 
 def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
-    """Yield the calls and searches of a record, in the order in which they were made."""
+    """Yield a record's lines, one for each call and search, in the order in which they were made."""
     question_id, *sample = key
     for number, step in ask.steps:
         line = {"id": question_id, "sample": sample[0] if sample else 0, "number": number}
@@ -91,7 +91,7 @@ def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
 
 
 def read_trace(output: str) -> Iterator[Line]:
-    """Yield the lines of an output's trace; UserError if there is none, or it is that of another content."""
+    """Yield the lines of an output's trace; UserError if there is no trace, or the output has changed since."""
     path = trace_path(output)
     if not path.is_file():
         raise UserError(f"{path}: no such file; run the command that wrote {output} again, with --trace")
@@ -103,9 +103,9 @@ def read_trace(output: str) -> Iterator[Line]:
 
 
 def read_turns(output: str) -> dict[str, str]:
-    """Return the steps of each question's first answer in words, by id; empty if the output has no trace.
+    """Return, by question id, a text on the calls and searches of its first answer; empty if the output has no trace.
 
-    Of each call, the last message and the text are shown; long ones are cut.
+    For each call, the text has the last message and the model's text; both are shortened if they are long.
     """
     turns: dict[str, list[str]] = defaultdict(list)
     for line in read_trace(output) if trace_path(output).exists() else ():
