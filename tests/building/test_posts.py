@@ -97,7 +97,7 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("head", "rows", "said"),
     [
-        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, unlike StackExchange's dumps"),
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, unlike Stack Exchange's dumps"),
         ("", '<row Id="1"', "incomplete or invalid XML: "),
         ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],
