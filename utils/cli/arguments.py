@@ -113,8 +113,8 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, p
         ("out", "a million output tokens, including thoughts"),
         ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
-        told = f"price of {what}, in US dollars"
-        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=told)
+        price = f"price of {what}, in US dollars"
+        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=price)
         parser.not_a_setting(f"--{prefix}price_{name}", "it only decides which cost is reported")
     first, second = f"--{prefix}price_in", f"--{prefix}price_out"
     for flags, missing in ((first, second), (f"{second} --{prefix}price_cached", first)):
