@@ -34,7 +34,7 @@ NO_ANSWER = "the method gave no answer"  # a piece's reason, if a user's own met
 
 
 def is_failed(piece: Piece) -> bool:
-    """Return whether the model gave nothing usable; False for the verdict on a missing answer (it has `answered`)."""
+    """Return whether a model gave nothing usable; False for a verdict made without a model (it has `answered`)."""
     return piece["value"] is None and "answered" not in piece
 
 
@@ -65,11 +65,11 @@ class Output:
     unit: str  # plural noun for the pieces
     args: Namespace  # the command's flags, with --overwrite
     pieces: Pieces = field(default_factory=dict)
-    dataset: str | None = None  # path of the dataset; without --overwrite, a file made from another one is not replaced
+    dataset: str | None = None  # a path; a file made from another dataset is only replaced with --overwrite
     # Called with the manifest of a file that is to be replaced without --overwrite. May raise UserError, without path.
     check: Callable[[dict[str, Any]], None] = lambda made: None
     figures: dict[str, Any] = field(default_factory=dict)  # further fields of the manifest
-    # Returns the pieces that a later step needs, from a finished file's content; None: they are made again.
+    # From a finished file's content, returns the pieces that a later step needs. If None, these are made again.
     read: Callable[[Any], Pieces] | None = None
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class Output:
     def report_failed(self) -> int:
         """Return the exit code, and print why pieces are unusable if at least half of the requested ones are.
 
-        The code is 1 then, except for beam search, which would write the same texts again.
+        The code is 1 in that case, otherwise 0. For beam search it is always 0: a retry would write the same texts.
         """
         pieces, failed = self.pieces, self._failed()
         num_asked = sum("answered" not in piece for piece in pieces.values())

@@ -21,7 +21,7 @@ WAIT_SECONDS = 60  # until a network file system surely shows what another node 
 
 
 class NotStoredError(Exception):
-    """The store lacks a completion, and no engine is open or the engine has noted the request for a batch."""
+    """The store lacks a completion, and either no engine is open, or the request was only noted for a batch."""
 
 
 class Hashed(NamedTuple):
@@ -41,7 +41,7 @@ class Completions:
     def __init__(self, store: ModelStore, is_greedy_seeded: bool, cached_only: bool):
         """
         Args:
-            is_greedy_seeded: whether the key of a greedy request has its seed, because a server may sample anyway.
+            is_greedy_seeded: whether a greedy request's key includes its seed, because a server may sample even then.
             cached_only: request nothing; look for missing completions once more after `WAIT_SECONDS`.
         """
         self.store = store
@@ -105,7 +105,7 @@ class Completions:
         return result
 
     def keep_refusals(self) -> None:
-        """Store uncertain refusals, once the server has answered a prompt and so does not refuse all of them."""
+        """Store uncertain refusals, but only after an answer has shown that the server does not refuse everything."""
         while self._has_answered and self._refused:
             self._keep(*self._refused.popitem())
 

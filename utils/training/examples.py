@@ -49,7 +49,7 @@ class Example:
 
     @property
     def length(self) -> int:
-        """The most tokens of a prompt and a text that the model computes at once."""
+        """An upper bound of the tokens that the model computes at once: longest prompt plus longest text."""
         return max(len(self.prompt), len(self.teacher)) + max(len(self.target), len(self.rejected))
 
 
