@@ -256,7 +256,7 @@ def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
 def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
     dropped = Counter(figures["counts"])
     made = dropped.pop(output.unit)
-    counts = f"{counted(made, output.unit.removesuffix('s'))}, {named(dropped.total(), 'replies or parts dropped')}"
+    counts = f"{counted(made, output.noun)}, {named(dropped.total(), 'replies or parts dropped')}"
     line = f"{output.path}: {counts}{cost_in_words(figures)}"
     return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 

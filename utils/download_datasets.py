@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="skip questions whose history ends at a message that does not exist (off: an error)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
-        return args.source_dir is None and isinstance(next(iter(datasets()[args.dataset][1].values()))[0], kind)
+        return args.source_dir is None and isinstance(parts_of(args.dataset, None)[0], kind)
 
     without_effect = parser.without_effect
     without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")

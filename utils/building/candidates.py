@@ -62,11 +62,8 @@ def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -
     The profile holds the newest `most` of the author's earlier posts, the latest last. A repost, such as
     the question's first version, would reveal what only the judge may see.
     """
-    shingles_of_body, posts = shingles(body), index.earlier(author, date, most)
-    others = ((post, shingles(post.body)) for post in posts)
-    kept = [
-        post for post, other in others if len(shingles_of_body & other) <= MOST * min(len(shingles_of_body), len(other))
-    ]
+    words, posts = shingles(body), index.earlier(author, date, most)
+    kept = [post for post in posts if not is_repost(words, shingles(post.body))]
     items = [
         {
             "id": post.id,
@@ -84,6 +81,11 @@ def shingles(text: str) -> set[tuple[str, ...]]:
     """Return all runs of `SHINGLE` words in a text, ignoring case."""
     words = text.casefold().split()
     return set(zip(*(words[start:] for start in range(SHINGLE)), strict=False))
+
+
+def is_repost(first: set[tuple[str, ...]], second: set[tuple[str, ...]]) -> bool:
+    """Return whether two posts, given by their shingles, share most of the shorter post."""
+    return len(first & second) > MOST * min(len(first), len(second))
 
 
 def text_key(record_id: str, *texts: str) -> tuple[str, int]:

@@ -78,6 +78,11 @@ class Output:
         self._lock: Lock | None = None  # held since `open`
 
     @property
+    def noun(self) -> str:
+        """`unit` in the singular."""
+        return self.unit.removesuffix("s")
+
+    @property
     def is_shard(self) -> bool:
         return vars(self.args).get("num_shards", 1) > 1
 
@@ -179,7 +184,7 @@ class Output:
         """Print that the file is finished and how many pieces are unusable."""
         print(f"{self.path}: already finished, left alone")
         if unusable := read_manifest(self.path).get("unusable"):
-            problem = f"{unusable} of {counted(len(self.keys), self.unit.removesuffix('s'))} unusable"
+            problem = f"{unusable} of {counted(len(self.keys), self.noun)} unusable"
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
 
     def report_failed(self) -> int:
@@ -193,7 +198,7 @@ class Output:
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-        problem = f"{self.path}: {len(failed)} of {counted(num_asked, self.unit.removesuffix('s'))} unusable"
+        problem = f"{self.path}: {len(failed)} of {counted(num_asked, self.noun)} unusable"
         print(problem + (self._again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
         print("  to use other settings, give another output or add --overwrite", file=sys.stderr)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 from httpx2 import Response
@@ -28,7 +28,6 @@ from utils.cli.errors import printable
 from utils.generation.api_server import (
     MALFORMED,
     AbsentError,
-    T,
     address_of,
     count_of,
     field_of,
@@ -51,13 +50,15 @@ from utils.generation.requests import (
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
+T = TypeVar("T")
+
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
 
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
 CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
-# The run ends if so many different prompts are refused alike before a model's first answer, or since its last answer.
+# The run ends if this number of different prompts is refused alike before a model's first answer, or between two.
 SEVERAL, MANY = 3, 20
 
 

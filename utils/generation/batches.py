@@ -35,7 +35,7 @@ Fields = dict[str, Any]  # a JSON object
 
 MOST_REQUESTS = 50_000  # per batch; this limit and the next one are from OpenAI's documentation
 MOST_BYTES = 200_000_000
-ROUNDS = 3  # a request is sent without a batch after so many failed batches, or so many tries of its output
+ROUNDS = 3  # failed batches, or tries of an output, after which a request is sent without a batch
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue

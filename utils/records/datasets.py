@@ -147,5 +147,9 @@ def select_questions(
     records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
 ) -> list[Record]:
     """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard."""
-    digests = ((record, hashlib.sha256(record["id"].encode()).digest()) for record in records[:limit])
-    return [record for record, digest in digests if int.from_bytes(digest[:8], "big") % num_shards == shard_index]
+    return [record for record in records[:limit] if shard_of(record["id"], num_shards) == shard_index]
+
+
+def shard_of(question_id: str, num_shards: int) -> int:
+    """Return a question's shard, by a hash of its id, so that the file's order does not matter."""
+    return int.from_bytes(hashlib.sha256(question_id.encode()).digest()[:8], "big") % num_shards

@@ -144,7 +144,7 @@ def report(runs: Sequence[Run]) -> int:
     for stage, number in missing.items():
         # A record without a piece here usually lacks one in the later stage too, which reports it.
         if not any(missing[other] for other in missing if other.after is stage):
-            codes.append(cli.report_missing(number, stage.unit.removesuffix("s")))
+            codes.append(cli.report_missing(number, stage.outputs[0].noun))
     return max(codes)
 
 

@@ -99,7 +99,7 @@ def describe_run(
         num_left: how many of the records need requests.
     """
     names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {num_left} of {counted(num_records, stage.unit.removesuffix('s'))} to request")
+    print(f"{names}: {num_left} of {counted(num_records, stage.outputs[0].noun)} to request")
     for role, requests in lacking.items():
         print(requests.describe(role))
     if lacking_searches:

@@ -189,8 +189,10 @@ class Run:
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
         left, untried = {}, {}  # records that need another engine, and records that were not begun
         args, stage = self._args, self.stage
-        shared = (stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
-        around = Surroundings(*shared, stage.search, is_traced=bool(self._traces))
+        around = Surroundings(
+            stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call, stage.search,
+            bool(self._traces),
+        )  # fmt: skip
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
         may_stop = only_model and not (stage_engines or is_dry or problem or only_model.completions.cached_only)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from math import comb
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.files.json_files import read_json
@@ -16,9 +16,6 @@ from utils.files.manifest import differences, noted_settings, settings_of
 from utils.records.scores import Scores, read_scores
 from utils.tables.comparable import check_same_judge
 from utils.tables.formats import few
-
-if TYPE_CHECKING:
-    pass
 
 RESAMPLES = 9_999
 

@@ -142,7 +142,7 @@ def draw_system(panel: "Axes", means: list[float | None], number: int, num_syste
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
     texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
-    panel.bar_label(bars, texts, padding=1.5, rotation=90 * (num_systems > LEVEL_SYSTEMS), fontsize=SMALL_TEXT)
+    panel.bar_label(bars, texts, padding=1.5, rotation=90 if num_systems > LEVEL_SYSTEMS else 0, fontsize=SMALL_TEXT)
     return bars
 
 
