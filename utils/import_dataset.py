@@ -15,29 +15,31 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks.checks import Record, Text, check_field, check_form, check_json
+from utils.benchmarks.checks import Record, check_field, check_form, check_id, check_json, comparable
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.cli.errors import kind, named, quote
+from utils.cli.errors import counted, kind, named, quote
+from utils.cli.progress import announce
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, publishing
 from utils.files.writing import write_json
 from utils.records.datasets import check_record
-from utils.records.leaks import padded
+from utils.records.leaks import is_telling, needle, padded
 from utils.records.originals import rows_of
-from utils.records.stream import is_table
 
 SCRIPT = "utils/import_dataset.py"
-OPTIONAL = ("narrative", "rubric_aspects", "category", "date")
+OPTIONAL = ("narrative", "rubric_aspects", "category", "date")  # left out if empty
+COUNTS = ("questions", "posts in profiles", "rows of questions read", "rows of posts read")  # then what was left out
+COMPARED = ("id", "category", "date")
 Rows = Iterator[tuple[str, dict[str, Any]]]  # for each row, its file and number, for messages; and its fields
 
 
@@ -58,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    output, counts = Path(args.output_addr), Counter({"questions": 0, "posts in profiles": 0})
+    output, counts = Path(args.output_addr), Counter(dict.fromkeys(COUNTS, 0))
     if output.suffix != ".json":
         raise UserError(f"{output}: the dataset is a JSON array; give a name that ends in .json")
     cli.check_outputs([args.output_addr], [args.questions, args.posts])
@@ -67,8 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     posts = read_rows(args.posts, args.post_columns, "--post_columns", "author", "text")
     run: dict[str, Any] = {}
     with locked(output), publishing(output, run) as staged:
-        with TemporaryFile(dir=output.parent) as file:  # posts may take more than the memory
-            write_json(staged, with_profiles(questions, posts, file, counts))
+        write_json(staged, with_profiles(questions, posts, counts))
         settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
         run |= describe_run(vars(args), settings, None, counts=counts)
     print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
@@ -76,11 +77,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> Rows:
-    """Yield a file's rows; UserError if one lacks the column of a `needed` field, or one that `flag` names."""
+    """Yield a file's rows, with ids, users, categories and dates in the form in which they are compared.
+
+    UserError if a row lacks the column of a `needed` field, or one that `flag` names.
+    """
     names = {field: field for field in needed} | dict(column.partition("=")[::2] for column in columns or ())
-    number, taken = 0, {*names, *names.values()}
-    for number, row in enumerate(rows_of(Path(path)), 2 if is_table(path) else 1):  # as a spreadsheet counts
-        where = f"{path}: row {number}"
+    taken, where = {*names, *names.values()}, None
+    for where, row in rows_of(Path(path)):
         check_form(row, dict[str, Any], where)
         if absent := [name for name in names.values() if name not in row]:
             problem = f"{where}: no column {absent[0]!r}, only {', '.join(row)}"
@@ -88,22 +91,26 @@ def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> 
             raise UserError(f"{problem}\n  name the columns with {flag} {columns}")
         others = {name: value for name, value in row.items() if name not in taken}
         row = {field: row[name] for field, name in names.items()} | others
-        check_field(row, where, "author", Text | int)
-        yield where, {name: value for name, value in row.items() if value not in ("", None) or name not in OPTIONAL}
-    if not number:
+        row["author"] = check_id(row["author"], where, "author")
+        row |= {name: comparable(row[name]) for name in COMPARED if isinstance(row.get(name), str)}
+        empty = [name for name in OPTIONAL if row.get(name) is None or not str(row[name]).strip()]
+        yield where, {name: value for name, value in row.items() if name not in empty}
+    if where is None:
         raise UserError(f"{path}: has no rows")
 
 
-def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter[str]) -> Iterator[Record]:
-    """Yield the questions with their profiles, checked as in a dataset; `file` holds the posts meanwhile."""
-    places = defaultdict(list)  # by author: each post's time, and its offset and length in the file
+def with_profiles(questions: Rows, posts: Rows, counts: Counter[str]) -> Iterator[Record]:
+    """Yield the questions with their profiles, checked as in a dataset."""
+    posts_of = defaultdict(list)  # by user: each post's time, and the post
     for where, post in posts:
         check_field(post, where, "text")
         check_json(post, where)
-        counts["posts without a date"] += "date" not in post
-        author_posts = places[str(post.pop("author"))]
-        author_posts.append((time_of(post, where, -math.inf), file.tell(), file.write(json.dumps(post).encode())))
+        if post.get("id") not in ("", None):
+            post["id"] = check_id(post["id"], where)
+        counts.update({"posts without a date": "date" not in post, "rows of posts read": 1})
+        posts_of[post.pop("author")].append((time_of(post, where, -math.inf), post))
     seen: dict[str, str] = {}
+    questions_by: Counter[str] = Counter()
     for where, record in questions:
         if clash := {"profile", "task"} & record.keys():
             name = min(clash)
@@ -114,21 +121,44 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
         check_record(record, where, [*(TASK.fields.keys() & record.keys())])
         if (other := seen.setdefault(record["id"], where)) != where:
             raise UserError(f"{other} and {where}: both have id {quote(record['id'])}; ids must be unique")
+        questions_by[record["author"]] += 1
         before, profile = time_of(record, where, math.inf), []
-        question, narrative = padded(record["question"]), padded(record.get("narrative", ""))
-        for time, offset, length in sorted(places[str(record["author"])], key=lambda place: place[0]):
-            file.seek(offset)
-            post = json.loads(file.read(length))
+        question, narrative = padded(record["question"]), record.get("narrative", "")
+        narrative = needle(narrative) if is_telling(narrative) else None
+        for time, post in sorted(posts_of.get(record["author"], ()), key=itemgetter(0)):
             text = padded(post["text"])
-            if str(post.get("id")) == record["id"] or text == question or ("narrative" in record and narrative in text):
+            if post.get("id") == record["id"] or text == question or (narrative and narrative in text):
                 counts["posts left out as the question itself"] += 1
             elif time >= before:
                 counts["posts left out as not older than their question"] += 1
             else:
                 profile.append(post)
         counts.update({"questions": 1, "posts in profiles": len(profile), "questions without posts": not profile})
-        counts["questions without a date"] += "date" not in record
+        counts.update({"questions without a date": "date" not in record, "rows of questions read": 1})
         yield {**record, "profile": profile}
+    posts_by = Counter({user: len(posts) for user, posts in posts_of.items()})
+    counts["posts by users without a question"] = check_users(questions_by, posts_by)
+
+
+def check_users(questions_by: Counter[str], posts_by: Counter[str]) -> int:
+    """Return the number of posts by users who ask nothing; a note says if most questions or posts have no counterpart.
+
+    UserError if no user has both.
+    """
+    sides = [("question", "post", questions_by, posts_by), ("post", "question", posts_by, questions_by)]
+    shares, problems = [], []
+    for noun, other, number_by, others in sides:
+        alone = [user for user in number_by if user not in others]
+        number = sum(number_by[user] for user in alone)
+        shares.append(number / number_by.total())
+        example = f", such as {quote(alone[0])}" if alone else ""
+        problems.append(f"{number} of {counted(number_by.total(), noun)} are by users without a {other}{example}")
+    if min(shares) == 1:
+        columns = "--columns author=COLUMN --post_columns author=COLUMN"
+        raise UserError(f"{' and '.join(problems)}\n  name the columns with the users: {columns}")
+    if max(shares) > 0.5:
+        announce(f"note: {' and '.join(problems)}")
+    return number
 
 
 def read_aspects(aspects: Any, where: str) -> Any:

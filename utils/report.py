@@ -25,7 +25,8 @@ from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
 from utils.files.manifest import settings_of
 from utils.records.datasets import read_dataset
-from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses, refuse_other_questions
+from utils.records.responses import is_lamps_own, read_plans, read_responses, refuse_other_questions
+from utils.records.tables import is_table
 from utils.runs.trace import read_turns
 from utils.tables import report_page
 from utils.tables.notes import notes_on, wording_note
@@ -103,7 +104,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
             if not is_plans:
                 refuse_other_questions(path, content, datasets.questions.values())
             add_new(side.plans if is_plans else side.responses, content, path)
-            if not is_plans and Path(path).suffix != TABLE:  # a CSV file does not name its dataset
+            if not is_plans and not is_table(path):  # a CSV file does not name its dataset
                 side.turns |= read_turns(path)
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
     return list(sides.values())
@@ -111,7 +112,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
 
 def kind_of(path: str) -> str:
     """Return a file's kind: "responses", "scores" or "plans"."""
-    if Path(path).suffix == TABLE:
+    if is_table(path):
         return "responses"
     content = read_json(path)
     if isinstance(content, dict) and "per_question_scores" in content:

@@ -231,9 +231,9 @@ def bad(**changed):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
+        (bad(p="e"), r"bad\.csv: row 4 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
         (bad(question_id="nobody"), r"bad\.csv: its ids do not match the dataset.*\n.* 1 question .*\n.*'nobody'"),
-        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
+        (bad(question_id=next(iter(ROWS))), r"row 4: id '.*' is also in row 2; give one answer per question$"),
         ([{"question_id": key, "answer": "a"} for key in ROWS], r"none of the columns .*, .*\n  column 'answer' is"),
     ],
 )
@@ -242,7 +242,7 @@ def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
     with pytest.raises(UserError, match=message):
         score(dataset, path, tmp_path / "scores.json")
     torn = write(tmp_path / "torn.csv", results(bad()[:10]).rstrip()[:-2])
-    with pytest.raises(UserError, match="row 11: has more or fewer columns than the header"):
+    with pytest.raises(UserError, match="row 11: has 1 cell, but the header has 2; is the file incomplete"):
         score(dataset, torn, tmp_path / "scores.json", "--allow_partial")
     assert not (tmp_path / "scores.json").exists()
 

@@ -176,10 +176,10 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("columns", "history", "match"),
     [
-        ({"user_query": "{'role': 'user', 'content': 3}"}, None, "0: user_query .* has no message of the user"),
-        ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
-        ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
-        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
+        ({"user_query": "{'role': 'user', 'content': 3}"}, None, "row 2: user_query .* has no message of the user"),
+        ({"incorrect_answers": '["a", "b"]'}, None, "row 2: incorrect_answers .* is not a JSON list of three texts"),
+        ({"pref_type": "other"}, None, "row 2: pref_type 'other' is not one of stereotypical_pref"),
+        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"row 2: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
         ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"chat_history: Invalid enum value 'tool' - at"),
         ({}, '{"chat": {}}', r"p0\.json: has no list of messages, such as 'chat_history'"),

@@ -90,8 +90,8 @@ def test_a_question_gets_its_users_earlier_posts(form, capsys):
     assert run(write(f"questions.{form}", QUESTIONS), write(f"posts.{form}", POSTS)) == RECORDS
     assert read_dataset("own.json", ["profile", "narrative"]) == RECORDS
     assert capsys.readouterr().out == (
-        "own.json: 2 questions, 5 posts in profiles, 2 posts left out as the question itself, 3 posts left out as "
-        "not older than their question\n"
+        "own.json: 2 questions, 5 posts in profiles, 2 rows of questions read, 10 rows of posts read, 2 posts left out "
+        "as the question itself, 3 posts left out as not older than their question\n"
     )
     assert {*read_manifest("own.json")["settings"]["inputs"]} == {f"questions.{form}", f"posts.{form}"}
 
@@ -114,10 +114,10 @@ def test_users_of_json_may_be_numbers(capsys):
     Path("q.jsonl").write_text('{"id": 5, "author": 7, "question": "Why?"}\n{"id": 6, "author": 8, "question": "Who?"}')
     records = run("q.jsonl", write("posts.csv", "author,text\n7,Because\n"), "", "")
     assert records == [
-        {"id": "5", "author": 7, "question": "Why?", "profile": [{"text": "Because"}]},
-        {"id": "6", "author": 8, "question": "Who?", "profile": []},
+        {"id": "5", "author": "7", "question": "Why?", "profile": [{"text": "Because"}]},
+        {"id": "6", "author": "8", "question": "Who?", "profile": []},
     ]
-    assert "1 post in profiles, 1 post without a date, 1 question without posts" in capsys.readouterr().out
+    assert "1 row of posts read, 1 post without a date, 1 question without posts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -128,15 +128,19 @@ def test_users_of_json_may_be_numbers(capsys):
         ("questions", "topic", "theme", "row 2: no column 'topic', only qid, user,"),
         ("questions", "q2,", "q1,", "row 2 and questions.csv: row 3: both have id 'q1'; ids must be unique"),
         ("questions", "How do I store herbs?", " ", "row 2 (id 'q1'): field 'question': Expected `str` that is not"),
-        ("questions", "q1,ann", "q1,", "row 2: field 'author': Expected `str` that is not empty"),
+        ("questions", "q1,ann", "q1,", "row 2: field 'author' is an empty text; it must be a string or a whole number"),
+        ("questions", "q1,", ",", "row 2: field 'id' is an empty text; every question needs a unique string as id"),
+        ("questions", "q1,", "1.23457E+17,", "row 2: field 'id' is '1.23457E+17', a long number that was rounded\n  "
+         "export it again, with this column as text"),
+        ("posts", "p4,ann", 'p4,"1,23457E+17"', "row 6: field 'author' is '1,23457E+17', a long number that was"),
         ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; give 2024-05-31"),
         ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required"),
         ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "),
         ("questions", "device", "task", "row 2: column 'task' has the name of another field of datasets; rename it"),
         ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; give 2024-05-31 or"),
         ("posts", "Too late", "", "row 6: field 'text': Expected `str` that is not empty"),
-        ("posts", ",9", ",9,9", "row 6: has more or fewer columns than the header"),
-        ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "line 6: not valid in CSV: ',' expected after"),
+        ("posts", ",9", ",9,9", "row 6: has 6 cells, but the header has 5"),
+        ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "row 6: not valid in CSV: ',' expected after"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_by_file_and_row(file, old, new, told, folder):
@@ -153,12 +157,96 @@ def test_a_file_that_cannot_be_a_table_or_an_output_is_refused():
     write("questions.csv", QUESTIONS)
     with pytest.raises(UserError, match=r"^posts\.csv: no such file$"):
         run()
-    for content, told in ((b"author,text\n", "has no rows"), (b"author\nan\xe9", "not UTF-8 text, after line 1; save")):
+    for content, told in ((b"author,text\n", "has no rows"), (b"author\nan\x81", "neither UTF-8 nor Windows-1252")):
         Path("posts.csv").write_bytes(content)
         with pytest.raises(UserError, match=rf"^posts\.csv: {told}"):
             run()
     with pytest.raises(UserError, match=r"^own\.jsonl: the dataset is a JSON array; give a name that ends in \.json$"):
         main(["--questions", "questions.csv", "--posts", "posts.csv", "--output_addr", "own.jsonl"])
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("question_id", "post_id", "user", "post_user"),
+    [
+        (101, 101.0, 7, 7.0),  # pandas writes whole numbers of a column with a gap as floats
+        ("101.0", 101, "7", 7),
+        (" 101", "101 ", "ann ", "\u00a0ann"),
+        ("101.", "101.00", "7.0", " 7"),
+        ("q101", "q101\n", "Ann B.", " Ann B."),
+    ],
+)
+def test_the_type_of_an_id_does_not_decide_a_join(form, question_id, post_id, user, post_user):
+    """Left out is the post that is the question itself, whose text differs."""
+    tables = {
+        "questions": [{"id": question_id, "author": user, "question": "Why?", "category": " ice "}],
+        "posts": [
+            {"id": post_id, "author": post_user, "text": "<p>Why?</p>"},
+            {"id": "", "author": post_user, "text": "Other"},
+        ],
+    }
+    for name, rows in tables.items():
+        with open(f"{name}.{form}", "w", newline="") as file:
+            if form == "csv":
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+            else:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+    [record] = run(f"questions.{form}", f"posts.{form}", "", "")
+    assert record["profile"] == [{"id": "", "text": "Other"}] and record["category"] == "ice"
+    assert record["id"] == str(question_id).strip().removesuffix("0").removesuffix(".") or form == "jsonl"
+
+
+@pytest.mark.parametrize(
+    "rounded", ["1.23457E+17", "1,23457E+17", "1.2345678901234568e+17", 1.2345678901234568e17, 2.0**60]
+)
+def test_a_rounded_id_of_a_post_is_refused(rounded):
+    write("questions.csv", QUESTIONS)
+    Path("posts.jsonl").write_text(json.dumps({"id": rounded, "author": "ann", "text": "Hi"}))
+    with pytest.raises(UserError, match=r"posts\.jsonl: record 0: field 'id' is .*, a long number that was rounded\n"):
+        run(posts="posts.jsonl", post_columns="")
+
+
+def test_users_without_a_counterpart_are_counted_and_named(capsys):
+    posts = "author,text\nann,Because\n" + "carl,Hi\n" * 2
+    run(write("questions.csv", QUESTIONS), write("posts.csv", posts), post_columns="")
+    out, err = capsys.readouterr()
+    assert "1 question without posts, 2 posts by users without a question" in out
+    assert err == (
+        "note: 1 of 2 questions are by users without a post, such as 'bob' and 2 of 3 posts are by users without a "
+        "question, such as 'carl'\n"
+    )
+    Path("own.json").unlink()
+    with pytest.raises(UserError) as error:
+        run(posts=write("posts.csv", posts.replace("ann", "Ann")), post_columns="")
+    assert str(error.value) == (
+        "2 of 2 questions are by users without a post, such as 'ann' and 3 of 3 posts are by users without a "
+        "question, such as 'Ann'\n"
+        "  name the columns with the users: --columns author=COLUMN --post_columns author=COLUMN"
+    )
+    assert not Path("own.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("narrative", "text", "is_left_out"),
+    [
+        ("no", "There is no sun, no.", False),
+        ("None of them", "None of them worked.", False),
+        ("gluten-free", "gluten-free bread", False),
+        ("  ", "There is no sun.", False),
+        ("I have no balcony", "Hi! I have no balcony and", True),
+        ("I have no balcony", "I have no balconyfurniture", False),
+        ("没有", "我没有阳台", False),
+        ("我家没有朝南阳台", "请问：我家没有朝南阳台，种什么？", True),
+        ("ベランダがありません", "うちにはベランダがありません。", True),
+    ],
+)
+def test_a_post_with_a_short_narrative_is_not_the_question(narrative, text, is_left_out):
+    Path("q.jsonl").write_text(json.dumps({"id": "q", "author": "a", "question": "Why?", "narrative": narrative}))
+    Path("p.jsonl").write_text("".join(json.dumps({"author": "a", "text": body}) + "\n" for body in (text, "Other")))
+    [record] = run("q.jsonl", "p.jsonl", "", "")
+    assert [post["text"] for post in record["profile"]] == [text, "Other"][is_left_out:]
 
 
 def test_a_table_given_as_a_dataset_is_sent_to_this_command():

@@ -217,10 +217,21 @@ class TestOwnGroups:
         main([*systems_of(files), "--format", "csv"])
         assert capsys.readouterr().out.startswith("System,All questions,Questions,")
 
-    def test_a_name_of_another_column_is_refused(self, score_file):
-        path = score_file("a.json", *scored("All questions", 1.0, 0.5), *scored("ice", 0.0))
-        assert refusal("--system", "A", path).startswith("'All questions': a group has this name, which is")
-        main(["--system", "A", path, "--groups", "general=All questions"])
+    @pytest.mark.parametrize("name", ["All questions", "Average (macro)", "System", "Questions", "Unscored aspects"])
+    def test_a_name_of_another_column_is_refused(self, name, score_file):
+        """In every format: the CSV would lose one of the two."""
+        path = score_file("a.json", *scored(name, 1.0, 0.5), *scored("ice", 0.0))
+        problem = f"{name!r} is a category and another column of the table; give the category another name: --groups"
+        for form in ("markdown", "latex", "csv"):
+            assert refusal("--system", "A", path, "--format", form) == f'{problem} "NEW NAME={name}"'
+        main(["--system", "A", path, "--groups", f"general={name}"])
+
+    def test_a_name_of_a_column_that_only_a_comparison_has(self, score_file):
+        name = "ice: t-test p against B"
+        paths = [score_file(f"{i}.json", *scored(name, 1.0, 0.5), *scored("ice", 0.0, i)) for i in (0, 1)]
+        systems = ["--system", "A", paths[0], "--system", "B", paths[1], "--format", "csv"]
+        main(systems)
+        assert refusal(*systems, "--baseline", "B").startswith(f"{name!r} is a category and another column of the")
 
     def test_they_can_be_joined(self, score_file, capsys):
         path = score_file("a.json", *scored("ships", 1.0, 0.5), *scored("ice", 0.0), *scored("law", 0.75, 0.25))

@@ -155,7 +155,7 @@ def test_an_invalid_lamp_2_profile_is_refused(tmp_path):
 def test_two_columns_with_the_same_name_are_refused(tmp_path):
     """Python's reader would keep only the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
-    with pytest.raises(UserError, match=r"table\.csv: two columns have the same name; names must be unique"):
+    with pytest.raises(UserError, match=r"table\.csv: two columns have the same name, 'topic'; names"):
         list(table_rows(tmp_path / "table.csv"))
 
 

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from utils.cli.errors import UserError, kind
+from utils.cli.errors import UserError, kind, quote
 
 
 class Item(TypedDict, total=False):
@@ -29,13 +30,36 @@ class Record(TypedDict, total=False):
     profile: list[Item]
 
 
-def check_id(value: Any, where: str) -> str:
-    """Return an id, a string or a whole number, as a string; UserError if it is empty or anything else."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str) or not value or not is_unicode(value):
-        raise UserError(f"{where}: field 'id' is {kind(value)}; every question needs a unique string as id")
-    return value
+_WHOLE = re.compile(r"(-?\d+)\.0*")  # 101.0, as pandas writes whole numbers of a column with a gap
+_ROUNDED = re.compile(r"-?\d(?:[.,]\d+)?[eE]\+\d+")  # 1.23457E+17, as a spreadsheet writes a long number
+MOST_EXACT = 2**53  # a float holds every whole number up to this one
+
+
+def comparable(value: Any) -> str:
+    """Return an id or a user's name in the one form in which both are compared, whatever type a file gives them.
+
+    Without white space at its ends, and a whole number without decimals: 101, 101.0, "101.0" and " 101" are "101".
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value).strip()
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text
+
+
+def check_id(value: Any, where: str, name: str = "id") -> str:
+    """Return an id as `comparable` does; UserError if it is empty, another type, or a long number that was rounded."""
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    text = comparable(value) if isinstance(value, str) or (is_whole and not isinstance(value, bool)) else ""
+    if not text or not is_unicode(text):
+        needs = (
+            "every question needs a unique string as id" if name == "id" else "it must be a string or a whole number"
+        )
+        raise UserError(f"{where}: field {name!r} is {kind(value)}; {needs}")
+    if _ROUNDED.fullmatch(text) or (isinstance(value, float) and abs(value) > MOST_EXACT):
+        problem = f"field {name!r} is {quote(text)}, a long number that was rounded"
+        raise UserError(f"{where}: {problem}\n  export it again, with this column as text")
+    return text
 
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not only white space

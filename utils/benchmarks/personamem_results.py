@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from utils.benchmarks.checks import Record, is_unicode, number_in
+from utils.benchmarks.checks import Record, check_id, is_unicode, number_in
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.parsing.letters import LETTERS, parse_letter
@@ -101,7 +101,7 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
     """
     if not row.get("question_id"):
         raise UserError(f"{where}: no column 'question_id'")
-    question_id = row["question_id"]
+    question_id = check_id(row["question_id"], where)
     where = f"{where} (id {quote(question_id)})"
     column = next((name for name in RESPONSE_COLUMNS if name in row), None)
     if column is None:

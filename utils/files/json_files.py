@@ -102,11 +102,19 @@ def _read_filled(path: str | Path) -> str:
 
 def read_text(path: str | Path) -> str:
     """Return the text of a file; UserError if it is not UTF-8 (a byte order mark is fine) or cannot be read."""
+    content = read_bytes(path)
+    refuse_workbook(path, content)
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from None
     return text.replace("\r\n", "\n")
+
+
+def refuse_workbook(path: str | Path, content: bytes) -> None:
+    """Raise UserError if a file's first bytes are those of a spreadsheet: a ZIP archive, or an old Excel file."""
+    if content.startswith((b"PK\3\4", b"\xd0\xcf\x11\xe0")):
+        raise UserError(f"{path}: an Excel workbook or another archive; in Excel, save the sheet as CSV UTF-8")
 
 
 def check_readable(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import Record, check_field, check_id, check_json
+from utils.benchmarks.checks import Record, check_field, check_id, check_json, comparable
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
@@ -78,7 +78,7 @@ class DatasetFile:
             with open(self.path, "rb") as file:
                 file.seek(offset)
                 record = json.loads(file.read(length).decode())
-                record["id"] = str(record["id"]) if _version(file.fileno()) == self._version else None
+                record["id"] = comparable(record["id"]) if _version(file.fileno()) == self._version else None
         except (OSError, ValueError, TypeError, KeyError):
             record = {"id": None}
         if record["id"] != self.ids[number]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from utils.benchmarks.checks import Record, check_field
+from utils.benchmarks.checks import Record, check_field, check_id
 from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Task
 from utils.cli import UserError
@@ -22,8 +22,9 @@ from utils.files.writing import delete_leftovers, open_whole, real_path, replaci
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.datasets import read_questions
-from utils.records.originals import read_originals, table_rows
+from utils.records.originals import read_originals
 from utils.records.responses import question_hash
+from utils.records.tables import table_rows
 
 
 def make_file(
@@ -103,15 +104,16 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     """
     [table] = originals.questions
     folder, paths_by_link = PurePosixPath(table).parent, {}
-    for number, row in enumerate(table_rows(source.fetch(table))):
+    for where, row in table_rows(source.fetch(table)):
         link = row.get(originals.link) or ""
         parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # deeper nesting would take seconds per link
         ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
         paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
         paths_by_link[link] = paths_by_link.get(link) or next((path for path in paths if path in source.sizes), None)
         if paths_by_link[link] is None:
+            row_number = where.rpartition(": ")[2]
             raise UserError(
-                f"{source.name}: {table}: record {number}: {originals.link}: no file {quote(link)}\n"
+                f"{source.name}: {table}: {row_number}: {originals.link}: no file {quote(link)}\n"
                 "  give the complete dataset: the published table and the files that it links to"
             )
     return paths_by_link
@@ -146,7 +148,7 @@ def write_questions(
     def split_off(row: dict[str, Any], where: str) -> Record:
         for column, by_id in responses.items():
             check_field(row, where, column)
-            by_id[str(row.get("id"))] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
+            by_id[check_id(row.get("id"), where)] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
         return row
 
     task = replace(task, files=replace(task.files, convert=split_off)) if responses else task

@@ -7,22 +7,21 @@ PersonaMem: a table of questions, and a file of histories.
 """
 
 import codecs
-import csv
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from utils.benchmarks.checks import Record, check_form
+from utils.benchmarks.checks import Record, check_form, check_id
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import counted, first_five, kind, quote
-from utils.files.json_files import check_readable, read_json
+from utils.files.json_files import read_json
 from utils.records.datasets import check_record
-from utils.records.stream import DELIMITERS, is_table, stream_parquet, stream_records
-
-MOST_IN_FIELD = 10**7  # characters in a table's field
+from utils.records.stream import stream_parquet, stream_records
+from utils.records.tables import is_table, table_rows
 
 
 def read_originals(
@@ -45,14 +44,14 @@ def read_originals(
     """
     golds = None if outputs_addr is None else read_golds(task, outputs_addr)
     files = [questions_addr] if isinstance(questions_addr, str | Path) else questions_addr
-    rows = ((f"{file}: record {number}", row) for file in files for number, row in enumerate(rows_of(Path(file))))
+    rows = chain.from_iterable(rows_of(Path(file)) for file in files)
     seen: dict[str, str] = {}
     for number, (where, row) in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{where}: found {kind(row)}, expected a question object")
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
-            if (row_id := str(row.get("id"))) not in golds:
+            if (row_id := check_id(row.get("id"), where)) not in golds:
                 problem = f"{outputs_addr} has no answer for it; give the outputs of the same split"
                 raise UserError(f"{where} (id {quote(row.get('id'))}): {problem}")
             row = {**row, "output": golds[row_id]}
@@ -78,7 +77,7 @@ def read_originals(
 
 
 class _Gold(msgspec.Struct):
-    id: str | int
+    id: str | int | float
     output: str
 
 
@@ -99,29 +98,32 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
     if task is not None and str(content.get("task")).replace("_", "-") != task.name:
         raise UserError(f"{path}: has answers of task {quote(content.get('task'))}, not {task.name}")
     golds: dict[str, str] = {}
-    for gold in content["golds"]:
-        gold_id = str(gold["id"])
+    for number, gold in enumerate(content["golds"]):
+        gold_id = check_id(gold["id"], f"{path}: golds[{number}]")
         if gold_id in golds:
             raise UserError(f"{path}: two answers with id {quote(gold_id)}; ids must be unique")
         golds[gold_id] = gold["output"]
     return golds
 
 
-def rows_of(path: Path) -> Iterator[Any]:
+def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a table, the records of JSON Lines or a JSON array, or the `golds` of LaMP's builder of emails.
 
-    That builder writes its test questions as the list `golds` of an object. UserError if the file is invalid.
+    Each comes after its place, for messages. That builder writes its test questions as the list `golds` of an object.
+    UserError if the file is invalid.
     """
-    if path.suffix == ".parquet" or is_table(path):
-        yield from table_rows(path) if is_table(path) else _parquet_rows(path)
+    if is_table(path):
+        yield from table_rows(path)
         return
-    if not is_wrapped(path):
-        yield from (row for row, *_ in stream_records(path))
-        return
-    content = read_json(path)
-    if not isinstance(content.get("golds"), list):
+    if path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    elif not is_wrapped(path):
+        rows = (row for row, *_ in stream_records(path))
+    elif isinstance(rows := read_json(path).get("golds"), list):
+        pass
+    else:
         raise UserError(f"{path}: found an object, expected an array of questions")
-    yield from content["golds"]
+    yield from ((f"{path}: record {number}", row) for number, row in enumerate(rows))
 
 
 def is_wrapped(path: Path) -> bool:
@@ -130,33 +132,6 @@ def is_wrapped(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"{")
-
-
-def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV or TSV file as dicts by column name; UserError if the file is not a valid table."""
-    csv.field_size_limit(MOST_IN_FIELD)
-    try:
-        check_readable(path)  # a pipe would be waited for
-        with open(path, encoding="utf-8-sig", newline="") as text:
-            table = csv.DictReader(text, delimiter=DELIMITERS.get(path.suffix.lower(), ","), strict=True)
-            names = table.fieldnames or []
-            if len(set(names)) < len(names):
-                raise UserError(f"{path}: two columns have the same name; names must be unique")
-            for number, row in enumerate(table, 2):  # the header is row 1, as in a spreadsheet
-                if None in row or None in row.values():
-                    problem = "has more or fewer columns than the header; is the file incomplete?"
-                    raise UserError(f"{path}: row {number}: {problem}")
-                yield row
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{path}: not UTF-8 text, after line {table.reader.line_num}; save the table as UTF-8"
-        ) from None
-    except csv.Error as error:
-        raise UserError(f"{path}: line {table.reader.line_num}: not valid in CSV: {error}") from None
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

@@ -7,22 +7,23 @@ also read: CSV files, if a benchmark's public code writes them, and LaMP's own f
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from utils.benchmarks.checks import Text, check_form, selection_of
+from utils.benchmarks.checks import Text, check_form, check_id, comparable, selection_of
 from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import counted, first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.thoughts import UNFINISHED_COUNT
-from utils.records.originals import read_golds, table_rows
+from utils.records.originals import read_golds
+from utils.records.tables import is_table, table_rows
 
-TABLE = ".csv"
 CONTROLS_SCRIPT = "utils/make_controls.py"
 UNUSABLE = "unusable_calls"  # field with the unusable calls and all calls of a method's models, by role
 
@@ -100,7 +101,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     Args:
         task: the task that is answered. None: tables are refused, and the task of LaMP's files is not checked.
     """
-    if Path(path).suffix == TABLE:
+    if is_table(path):
         return _read_table(path, task)
     content = read_json(path)
     if is_lamps_own(content):
@@ -120,15 +121,13 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
         of_task = f" for {task.name}" if task else ""
         raise UserError(f"{path}: a CSV file; give responses{of_task} as JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
-    lines: dict[str, int] = {}
-    for number, row in enumerate(table_rows(Path(path))):
-        where = f"{path}: record {number}"
+    places: dict[str, str] = {}
+    for where, row in table_rows(Path(path)):
         question_id, response = task.files.read_answer(row, where)
         if question_id in responses:
-            raise UserError(
-                f"{where}: id {quote(question_id)} is also in record {lines[question_id]}; give one answer per question"
-            )
-        responses[question_id], lines[question_id] = [response], number
+            before = places[question_id].rpartition(": ")[2]
+            raise UserError(f"{where}: id {quote(question_id)} is also in {before}; give one answer per question")
+        responses[question_id], places[question_id] = [response], where
     if not responses:
         raise UserError(f"{path}: has no answers")
     return responses
@@ -148,7 +147,11 @@ def _check_samples(samples: Any, path: str | Path, form: type, expected: str) ->
         if not isinstance(outputs, list) or not outputs:
             raise UserError(f"{where}: found {kind(outputs)}; {expected}")
         check_form(outputs, list[form], where)
-    return samples
+    by_id = {check_id(question_id, str(path)): outputs for question_id, outputs in samples.items()}
+    if len(by_id) < len(samples):
+        same = Counter(map(comparable, samples)).most_common(1)[0][0]
+        raise UserError(f"{path}: two questions with id {quote(same)}; ids must be unique")
+    return by_id
 
 
 def match_responses(

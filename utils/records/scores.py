@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import Record, check_field, check_form, check_id, selection_of
+from utils.benchmarks.checks import Record, check_field, check_form, check_id, comparable, selection_of
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import Task
 from utils.cli import UserError
@@ -82,7 +82,7 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
     """Return an entry's id, groups, cluster and hash of what the judge sees; only entries with equal hashes compare."""
     judged = [*metric.judge_inputs(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
-    cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
+    cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": comparable(user)}
     return {"id": record["id"], **task.group_of(record), **cluster, "question_sha256": digest}
 
 

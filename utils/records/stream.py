@@ -11,13 +11,9 @@ from utils.cli import UserError
 from utils.cli.errors import kind
 from utils.cli.progress import LARGE
 from utils.files.json_files import LongLineError, read_json, read_json_lines, read_lines, refuse_repeated_names
+from utils.records.tables import is_table
 
 CHUNK = 1 << 20  # bytes read at a time
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-
-
-def is_table(path: str | Path) -> bool:
-    return Path(path).suffix.lower() in DELIMITERS
 
 
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:

@@ -13,6 +13,7 @@ from typing import Any
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import ALL, Task
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.records.scores import Entry
 from utils.scoring.means import mean
 from utils.tables import significance
@@ -46,13 +47,22 @@ def strata_of(
         by_group[group_of(question)].append(question)
     strata = {group: [group_questions] for group, group_questions in by_group.items()}
     if len(by_group) > 1:
-        if taken := [name for name in (MACRO, ALL) if name in by_group]:
-            raise UserError(f"{taken[0]!r}: a group has this name, which is a column's; give the group another name")
         groups = list(by_group.values())
         whole = [list(chain.from_iterable(groups))]
-        strata |= {task.overall: whole} if task.overall else {MACRO: groups}
-        strata |= {ALL: whole} if task.has_own_groups else {}
+        strata = join_columns(strata, {task.overall: whole} if task.overall else {MACRO: groups})
+        strata = join_columns(strata, {ALL: whole} if task.has_own_groups else {})
     return strata
+
+
+def join_columns(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of all parts; UserError if a name is in two, as a category of the user's own may cause."""
+    columns: dict[str, Any] = {}
+    for part in parts:
+        if taken := [name for name in part if name in columns]:
+            problem = f"{quote(taken[0])} is a category and another column of the table"
+            raise UserError(f'{problem}; give the category another name: --groups "NEW NAME={taken[0]}"')
+        columns |= part
+    return columns
 
 
 def scored_strata(system: System) -> dict[str, list[list[Entry]]]:

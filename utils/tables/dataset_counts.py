@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.checks import number_in
+from utils.benchmarks.checks import comparable, number_in
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
@@ -81,7 +81,7 @@ def count_file(path: str) -> Column:
                 size = value if kind is float or value is None else len(value.split() if kind is str else value)
                 column.sizes.setdefault(name, []).extend([] if size is None else [size])
         if (user := record.get(task.user_field)) is not None:
-            column.users.add(str(user))
+            column.users.add(comparable(user))
         column.leaks.update(find_leaks(task, record))
         place = task.group_of(record)
         if (community := place.get("subgroup", place["group"])) is not None:
@@ -90,7 +90,7 @@ def count_file(path: str) -> Column:
         metric = task.first_metric
         if task.options and metric.compute and record.keys() >= {*task.options.needs, *metric.needs}:
             task.check(record, where, [*task.options.needs, *metric.needs])
-            choice = {"group": place["group"], "user": record["id"] if user is None else str(user)}
+            choice = {"group": place["group"], "user": record["id"] if user is None else comparable(user)}
             for name, extreme in EXTREMES.items():
                 answer, *tied = task.options.of_length(record, extreme)
                 scored = metric.entry(record, [{"value": metric.compute(record, answer)}])

@@ -8,7 +8,17 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.errors import counted, plural, quote
-from utils.tables.columns import MACRO, PERMUTATION, T_TEST, Comparison, column_means, columns_of, has_dagger, points_of
+from utils.tables.columns import (
+    MACRO,
+    PERMUTATION,
+    T_TEST,
+    Comparison,
+    column_means,
+    columns_of,
+    has_dagger,
+    join_columns,
+    points_of,
+)
 from utils.tables.formats import NOT_COMPARED, Cell, Table, interval_text, number, p_text, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_numbers import Paper
@@ -94,7 +104,7 @@ def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), pap
         printed = [paper.printed(method, column) for column in columns]
         lines.append([*map(Cell, [f"{method} (paper)", *printed, *["–"] * len(counts)])])
     short = _short_names(boards) | dict(zip(counts, ("Qns.", "Unans.", "Unsc."), strict=True))
-    heads, above = ["System", *columns, *counts], []
+    heads, above = [*join_columns({"System": None}, columns, rows[0].counts)], []
     if not boards[0].is_alone:
         above = ["", *(board.task.name for board in boards), *("" for _ in counts)]
         heads[1 : 1 + len(boards)] = [board.metric_name for board in boards]
@@ -146,7 +156,8 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]], comparisons:
     if comparisons:
         notes[0] += " Tests here compare each question's mean over a method's seeds; those above compare single seeds."
         notes += dagger_notes(list(comparisons), True)
-    return Table(["Over seeds", *columns, "n"], lines, notes, short=_short_names(boards))
+    heads = [*join_columns({"Over seeds": None}, columns, {"n": None})]
+    return Table(heads, lines, notes, short=_short_names(boards))
 
 
 def shares_table(boards: list[Board]) -> Table:
@@ -300,21 +311,24 @@ def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | 
 
 
 def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
-    record = {"System": row.name, **row.means, **row.counts}
-    record |= {"Excluded": row.excluded} if row.excluded else {}
+    parts: list[dict[str, Any]] = [{"System": row.name}, row.means, row.counts]
+    parts += [{"Excluded": row.excluded}] if row.excluded else []
     for column in row.means if paper is not None else ():
-        record[f"{column}: paper"] = paper.scores.get((row.name, column))
-        record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
+        printed, difference = paper.scores.get((row.name, column)), _to_paper(row, column, paper)
+        parts.append({f"{column}: paper": printed, f"{column}: difference to paper": difference})
     of_row = [comparison for comparison in comparisons if comparison.system == row.name]
+    compared: dict[str, Any] = {}  # two metrics of a task share their counts of pairs
     for _, same in groupby(of_row, key=lambda comparison: (comparison.baseline, comparison.board.title)):
-        record |= _csv_comparisons(list(same))
+        compared |= _csv_comparisons(list(same))
+    parts.append(compared)
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():
-            record |= {f"{board.name_of(column)}: {name}": limit for name, limit in _csv_limits(point.interval)}
+            limits = _csv_limits(point.interval)
+            parts.append({f"{board.name_of(column)}: {name}": limit for name, limit in limits})
     systems = [system for board in boards for system in board.systems if system.name == row.name]
     without_plan = max((system.num_without_plan for system in systems), default=0)
-    record |= {"Without a plan": without_plan} if without_plan else {}
-    return record if paper is None else record | wording_columns(systems)
+    parts += [{"Without a plan": without_plan}] if without_plan else []
+    return join_columns(*parts, {} if paper is None else wording_columns(systems))
 
 
 def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, float | None]]:
