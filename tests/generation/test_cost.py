@@ -11,6 +11,7 @@ from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F
 import baselines
 import evaluate_responses
 from utils.files.manifest import read_manifest
+from utils.generation.api_server import read_usage
 
 
 def count(requests, text):
@@ -77,6 +78,61 @@ def test_thoughts_count_as_output_and_once(name, tmp_path):
     assert read_manifest(tmp_path / "out.json")["cost_usd"] == pytest.approx(dollars, abs=5e-7)
 
 
+def usage(prompt, completion, total=None, **more):
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, **more}
+
+
+DETAILS = {"cached_tokens": 900}
+
+
+@pytest.mark.parametrize(
+    ("reported", "counts"),
+    [  # prompt with its cached part, cached part, output with thoughts, thoughts
+        (usage(1000, 10, 1010, prompt_tokens_details=DETAILS), (1000, 900, 10, None)),
+        (usage(1000, 10, 1010, prompt_cache_hit_tokens=900, prompt_cache_miss_tokens=100), (1000, 900, 10, None)),
+        (usage(1000, 10, 1010, cached_tokens=900), (1000, 900, 10, None)),  # Moonshot
+        (usage(1000, 10, 1010, prompt_tokens_details=DETAILS, cache_read_input_tokens=900), (1000, 900, 10, None)),
+        (usage(1000, 10, 1010, prompt_cache_hit_tokens=0), (1000, 0, 10, None)),
+        (usage(1000, 10, 1010, cache_read_input_tokens=0, cache_creation_input_tokens=0), (1000, None, 10, None)),
+        # Cached tokens beside the prompt's.
+        (usage(100, 10, 1010, cache_read_input_tokens=900), (1000, 900, 10, None)),
+        (usage(100, 10, 110, cache_read_input_tokens=900), (1000, 900, 10, None)),
+        (usage(100, 10, 110, prompt_tokens_details=DETAILS), (1000, 900, 10, None)),
+        (usage(1000, 10, 1910, prompt_tokens_details=DETAILS), (1900, 900, 10, None)),
+        ({"input_tokens": 100, "output_tokens": 10, "cache_read_input_tokens": 900}, (1000, 900, 10, None)),
+        # Either reading is possible, or the price is not known.
+        (usage(1000, 10, 1010, cache_read_input_tokens=900), (None, 900, 10, None)),
+        (usage(1000, 10, cache_read_input_tokens=900), (None, 900, 10, None)),
+        (usage(100, 10, 1060, cache_read_input_tokens=900, cache_creation_input_tokens=50), (None, 900, 10, None)),
+        (usage(1000, 10, 1010, prompt_tokens_details={**DETAILS, "cache_write_tokens": 50}), (None, 900, 10, None)),
+        # Other names and places.
+        ({"input_tokens": 7, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 4}}, (7, 4, 5, None)),
+        (usage(7, 5, 12, reasoning_tokens=3), (7, None, 5, 3)),
+        (usage(7, 5, 12, completion_tokens_details={"reasoning_tokens": 3}), (7, None, 5, 3)),
+        (usage(7, 5, 15, completion_tokens_details={"reasoning_tokens": 3}), (7, None, 8, 3)),
+        (usage(7, 5, 15), (7, None, 8, None)),  # Gemini
+        # Not counts.
+        (usage(0, 5, 5), (None, None, 5, None)),
+        (usage(0, 0, 0), (None, None, 0, None)),
+        (usage(-1, "5", None, prompt_tokens_details=[], cached_tokens=True), (None, None, None, None)),
+        (None, (None, None, None, None)),
+    ],
+)
+def test_the_counts_of_different_servers(reported, counts):
+    assert tuple(read_usage(reported)) == counts
+
+
+@pytest.mark.parametrize(("price", "remedy"), [("2.5e-06", "2.5"), ("0.00000015", "0.15"), ("0.0005", "500")])
+def test_a_price_of_one_token_gets_a_note(price, remedy, capsys):
+    needed = ["--model_addr", "m", "--openai", "--inputs_addr", "a.json", "--output_addr", "b.json"]
+    for prices in (["--price_in", price, "--price_out", "1"], ["--price_in", "1", "--price_out", price]):
+        baselines.build_parser().parse_args([*needed, *prices])
+        unit = "prices are in US dollars per million tokens; if this is the price of one token, give"
+        assert f"note: price {price}: {unit} {remedy}\n" in capsys.readouterr().err
+    baselines.build_parser().parse_args([*needed, "--price_in", "0.01", "--price_out", "0"])
+    assert "note" not in capsys.readouterr().err
+
+
 def test_an_unreported_cost_is_none(tmp_path, capsys):
     (tmp_path / "key.txt").write_text("any")
     with running(FaultyServer(lambda request: answer("Yes."), lambda body, times: "other JSON")) as server:
@@ -84,7 +140,7 @@ def test_an_unreported_cost_is_none(tmp_path, capsys):
         api = ["--openai", "--model_addr", "m", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
         run(api, tmp_path / "out.json", *PRICES, "--limit", 1)
     assert read_manifest(tmp_path / "out.json")["cost_usd"] is None
-    assert "; cost unknown: the API reports no token counts\n" in capsys.readouterr().out
+    assert "; cost unknown: the API does not report all token counts\n" in capsys.readouterr().out
 
 
 def test_shards_and_verdicts_add_up(server, flags, output, capsys):

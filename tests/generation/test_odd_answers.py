@@ -93,7 +93,21 @@ READ = {
 }  # fmt: skip
 
 # Changes that remove the text: retried.
+NO_TOKENS = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+def empty(content, finish_reason, usage):
+    """Return a change to a completion: a choice without text, with this `usage`."""
+    choice = {"message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}
+    return lambda completion: completion.update(choices=[choice], usage=usage)
+
+
 ASKED_AGAIN = {
+    "no text and no tokens, as Ollama's failures": empty(None, "stop", NO_TOKENS),
+    "no text, tokens of the prompt alone": empty("", "stop", {**NO_TOKENS, "prompt_tokens": 20}),
+    "white space without tokens": empty(" \n", None, NO_TOKENS),
+    "no text after an error": empty([], "error", NO_TOKENS),
+    "no text and no output_tokens": empty("", "end_turn", {"input_tokens": 12, "output_tokens": 0}),
     "choices is an object": put("choices", lambda choices: {"0": choices[0]}),
     "choices is a text": put("choices", "none"),
     "choices is a number": put("choices", 1),
@@ -118,6 +132,9 @@ UNUSABLE = {
     "message is null": put(*MESSAGE, None),
     "message is missing": drop(*MESSAGE),
     "content is null": put(*MESSAGE, "content", None),
+    "no text, and a token": empty("", "stop", {**NO_TOKENS, "completion_tokens": 1}),
+    "no text, and no counts": empty("", "stop", None),
+    "no text and no tokens, for a reason": empty("", "SAFETY", NO_TOKENS),
     "a tool call": put("choices", [{"message": {"content": None, "tool_calls": [{}]}, "finish_reason": "tool_calls"}]),
 }  # fmt: skip
 

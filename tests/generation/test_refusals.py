@@ -18,8 +18,9 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.files.output import Output
 from utils.generation import refusals
+from utils.generation.api_server import problem_of
 from utils.generation.refusals import MalformedError, Refusals
-from utils.generation.requests import LIMITS, Completion
+from utils.generation.requests import LIMITS, Completion, UnavailableError
 from utils.parsing.answers import ANSWER_FIELD
 from utils.parsing.choices import VERDICT_SCHEMA
 
@@ -424,6 +425,36 @@ def test_an_unrelated_refusal_changes_nothing_for_other_prompts(case, capsys):
 
 ONE = "refused alone"
 ECHO = [{"type": "value_error", "loc": ["body", "messages"], "msg": "content too long", "input": {"seed": 1, "a": ONE}}]
+TOO_LONG = {  # status and wording
+    "vLLM": (400, "This model's maximum context length is 40 tokens, but 50 were requested."),
+    "SGLang": (400, "The input (3305 tokens) is longer than the model's context length (2048 tokens)."),
+    "SGLang, in all": (400, "Requested token count exceeds the model's maximum context length of 4096 tokens."),
+    "SGLang, allowed": (400, "Input length (3305 tokens) exceeds the maximum allowed length (2043 tokens)."),
+    "llama.cpp": (400, "request (3305 tokens) exceeds the available context size (2048 tokens), try increasing it"),
+    "llama.cpp, 500": (500, "Context size has been exceeded."),
+    "llama.cpp, older": (400, "the request exceeds the available context size. try increasing the context size"),
+    "Ollama": (400, "the input length exceeds the context length"),
+    "Ollama, 500": (500, "input length exceeds maximum context length"),
+    "TGI": (422, "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3305 `inputs` tokens"),
+    "TGI, inputs": (422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
+    "Gemini": (400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."),
+    "Anthropic": (400, "prompt is too long: 210000 tokens > 200000 maximum"),
+    "Anthropic, in all": (400, "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000"),
+    "Bedrock": (400, "Input is too long for requested model."),
+    "OpenAI": (400, "Input tokens exceed the configured limit of 272000 tokens. Your messages have 300000 tokens."),
+    "Mistral": (400, "Prompt contains 40000 tokens, too large for model with 32768 maximum context length"),
+    "Cohere": (400, "too many tokens: size limit exceeded by 120 tokens. Try using shorter or fewer inputs"),
+    "xAI": (400, "This model's maximum prompt length is 131072 but the request contains 537812 tokens."),
+    "Moonshot": (400, "Invalid request: Your request exceeded model token limit: 8192"),
+    "DashScope": (400, "Range of input length should be [1, 30720]"),
+    "Groq": (400, "Please reduce the length of the messages or completion."),
+    "LM Studio": (400, "The model is loaded with a context length of only 4096 tokens, which is not enough"),
+}
+OUTAGES = [  # failures of a server that mention lengths or limits
+    (500, "maximum number of queued requests exceeded"), (503, "the request queue exceeds the maximum allowed length"),
+    (500, "out of memory: reduce max_tokens or the context length"), (502, "upstream response too large"),
+    (429, "Rate limit exceeded: maximum number of input tokens per minute"), (529, "Overloaded"),
+]  # fmt: skip
 OF_A_PROMPT = {
     "OpenAI": Reply("Invalid prompt: your prompt was flagged.", status=400, code="invalid_prompt"),
     "Alibaba": Reply("Input may contain inappropriate content.", status=400, code="DataInspectionFailed"),
@@ -431,7 +462,7 @@ OF_A_PROMPT = {
     "OpenRouter": Reply("Your input was flagged.", status=403),
     "Groq": Reply("Request too large on tokens per minute: Limit 6000, Requested 9000.", status=413),
     "tokens per minute": Reply("Request too large for m: Limit 10, Requested 12.", status=429, code="tokens"),
-    "vLLM": Reply("This model's maximum context length is 40 tokens, but 50 were requested.", status=400),
+    "llama.cpp": Reply(TOO_LONG["llama.cpp, 500"][1], status=500),
     "pydantic, which repeats the body": Reply("", status=422, body={"detail": ECHO}),
 }
 
@@ -465,6 +496,25 @@ def test_one_refused_prompt_has_no_answer_and_the_others_go_on(ask_all, kind, pl
     # It is stored, so that it is never sent again.
     asked = len(case.server.requests)
     assert run(texts, "--overwrite") == 0 and len(case.server.requests) == asked
+
+
+@pytest.mark.parametrize("server", TOO_LONG)
+def test_a_prompt_that_is_too_long_is_sent_once(server, ask_all, capsys):
+    case, run = ask_all
+    status, words = TOO_LONG[server]
+    reply = Reply(words, status=status)
+    case.server.reply = lambda request: reply if ONE in str(request["messages"]) else usable(request)
+    assert run(["question 0?", ONE, "question 2?"]) == 0
+    [lost] = [record for record in case.records().values() if record["value"] is None]
+    remedy = "give the real limit as --max_model_len, or a smaller --max_tokens"
+    assert lost["reason"] == f"the API at 127.0.0.1 refuses a prompt because it is too long: {words}; {remedy}"
+    assert len(case.server.requests) == 3 and case.manifest()["refused_parameters"] == {}
+
+
+@pytest.mark.parametrize(("status", "words"), OUTAGES)
+def test_an_outage_is_not_a_prompt_that_is_too_long(status, words):
+    problem = problem_of("API", status, None, words, None, words, True)
+    assert isinstance(problem, UnavailableError)
 
 
 def test_what_refuses_every_prompt_ends_the_run_at_the_third_one(ask_all):

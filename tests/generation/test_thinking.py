@@ -290,6 +290,7 @@ def test_options_are_scored_after_the_thought(thinker, tmp_path):
 # Behind an API
 
 REAL = '{"personalized_answer": "real"}'
+ENDED = "the thought ended with finish_reason {}, at a stop text or by itself"
 SENT = [
     # (reply, flags, output, reasoning, reasoning tokens)
     (Reply(REAL, thoughts={"reasoning": "Hm."}, reasoning_tokens=7), [], "real", "Hm.", 7),
@@ -300,6 +301,11 @@ SENT = [
     (Reply(REAL, thoughts={"reasoning": None}, reasoning_tokens=0), [], "real", None, None),
     (Reply("", "length", thoughts={"reasoning": DRAFT}), [], UNFINISHED, DRAFT, None),
     (Reply("", "length", reasoning_tokens=2048), [], UNFINISHED, None, 2048),  # as OpenAI's, which hide them
+    # A thought that ended before a limit: more tokens would not help.
+    (Reply("", "stop", thoughts={"reasoning_content": DRAFT}), [], ENDED.format("stop"), DRAFT, None),
+    (Reply("", "end_turn", reasoning_tokens=20), [], ENDED.format("end_turn"), None, 20),
+    (Reply(f"<think>{DRAFT}", "stop"), [], ENDED.format("stop"), DRAFT, None),
+    (Reply(DRAFT, "eos"), ["--reasoning_parser", "deepseek_r1"], ENDED.format("eos"), DRAFT, None),
     (Reply(f"<think>{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(f"analysis{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(DRAFT, "length"), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),

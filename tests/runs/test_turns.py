@@ -132,6 +132,32 @@ def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
         assert request["messages"][-1] == {"role": "assistant", "content": "My answer:"}
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (Reply("In water.\n\nQuestion: And mint?\n\nToo."), "In water."),
+        (Reply("In water.</end> and\n\nmore", finish_reason="length"), "In water."),  # whole, though it was cut later
+        (Reply("In water.", thoughts={"reasoning": "Hm.\n\nWater?"}), "In water."),
+        (Reply("<think>Hm.\n\nWater?</think>In water.\n\nToo."), "In water."),
+    ],
+)
+def test_a_stop_that_the_server_ignores_ends_the_reply(runs, reply, expected, capsys):
+    runs.write(TURNS)
+    runs.server.reply = lambda request: reply
+    assert runs.run() == len(IDS)
+    is_ignored = expected != reply.text
+    for [answer] in runs.answers.values():
+        assert (answer["output"], answer["raw"], answer["truncated"]) == (expected, expected, False)
+        assert answer.get("stop_ignored", False) == is_ignored
+    note = f"note: {len(IDS)} of {len(IDS)} replies went on after a stop text, which the server ignores; they are cut"
+    manifest = json.loads(runs.output.with_name("answers.json.manifest.json").read_text())
+    assert (note in capsys.readouterr().err, manifest.get("stops_ignored_by_server")) == (
+        is_ignored,
+        len(IDS) if is_ignored else None,
+    )
+    assert runs.run("--overwrite") == 0 and runs.answers[IDS[0]][0]["output"] == expected  # from the store, too
+
+
 @pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("{'a'}", "{'a'}")])
 def test_a_wrong_stop_names_its_line(runs, stop, message, capsys):
     runs.write(f'async def answer(record, ask):\n    return await ask("none", stop={stop})\n')

@@ -42,5 +42,6 @@ from utils.cli.flags import (
     non_negative_float,
     non_negative_int,
     positive_int,
+    price,
     without_link,
 )

@@ -15,11 +15,11 @@ from utils.cli.flags import (
     api_address,
     fraction,
     json_object,
-    non_negative_float,
     non_negative_int,
     or_word,
     penalty,
     positive_int,
+    price,
     share,
     temperature,
 )
@@ -113,8 +113,8 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, p
         ("out", "a million output tokens, including thoughts"),
         ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
-        price = f"price of {what}, in US dollars"
-        group.add_argument(f"--{prefix}price_{name}", type=non_negative_float, metavar="USD", help=price)
+        help_text = f"price of {what}, in US dollars"
+        group.add_argument(f"--{prefix}price_{name}", type=price, metavar="USD", help=help_text)
         parser.not_a_setting(f"--{prefix}price_{name}", "it only decides which cost is reported")
     first, second = f"--{prefix}price_in", f"--{prefix}price_out"
     for flags, missing in ((first, second), (f"{second} --{prefix}price_cached", first)):

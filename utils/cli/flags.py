@@ -223,6 +223,18 @@ non_negative_int = value_type("non_negative_int", int, lambda value: value >= 0,
 non_negative_float = value_type(
     "non_negative_float", float, lambda value: 0 <= value < math.inf, "is not a number from 0 up"
 )
+LEAST_PRICE = 0.001  # US dollars per million tokens; a lower price is probably that of one token
+
+
+def price(text: str) -> float:
+    """Return a price in US dollars per million tokens; a note says if it looks like the price of one token."""
+    value = non_negative_float(text)
+    if 0 < value < LEAST_PRICE:
+        unit = "prices are in US dollars per million tokens"
+        print(f"note: price {text}: {unit}; if this is the price of one token, give {value * 1e6:g}", file=sys.stderr)
+    return value
+
+
 finite_float = value_type("finite_float", float, math.isfinite, "is not a finite number")
 penalty = value_type("penalty", float, lambda value: -2 <= value <= 2, "is not between -2 and 2")
 share = value_type("share", float, lambda value: 0 <= value <= 1, "is not between 0 and 1")

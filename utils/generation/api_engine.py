@@ -29,15 +29,16 @@ from utils.generation.api_server import (
     MALFORMED,
     AbsentError,
     address_of,
-    count_of,
     field_of,
     find_secrets,
     problem_of,
+    read_usage,
     text_and_thoughts,
     without_inputs,
 )
 from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
 from utils.generation.requests import (
+    FINISHED,
     LIMITS,
     Completion,
     RefusedError,
@@ -55,6 +56,7 @@ T = TypeVar("T")
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
+NO_CAUSE = (*FINISHED, "error", "abort", "cancelled")  # finish reasons that do not say why a reply would be empty
 
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
 CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
@@ -281,33 +283,37 @@ class APIEngine:
             raise RefusedError(finish_reason)
         if not text.strip() and (refusal := field_of(message, "refusal", str)):
             raise RefusedError(f"refusal: {self._one_line(refusal)}")
-        usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
+        usage, state = read_usage(field_of(answer, "usage", dict)), field_of(answer, "system_fingerprint", str)
         name = field_of(answer, "model", str)
-        reasoning_tokens = count_of(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
-        prompt, written, total = (count_of(usage, f"{part}_tokens") for part in ("prompt", "completion", "total"))
-        if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
-            written = max(written, total - prompt)
         # Many servers send thoughts in a separate field, under two names.
         thoughts = field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str) or thoughts
+        # A model that ends at once writes a token, which ends its turn. Without any, the server has failed.
+        if (
+            not (text.strip() or thoughts or usage.reasoning)
+            and choices
+            and usage.completion == 0
+            and finish_reason.lower() in NO_CAUSE
+        ):
+            raise UnavailableError(f"the {self.device} returned a reply without text and tokens")
         # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.
         cut, is_constrained = is_cut(finish_reason), "response_format" in request
         if thoughts:
             split = Split(text, thoughts.strip(), unfinished=not text.strip())
         else:
             split = split_thoughts(text, cut, None if sampling.opened and is_constrained else sampling.opened)
-        is_marked = split.reasoning or reasoning_tokens is not None or text.lstrip().startswith(("{", "```"))
+        is_marked = split.reasoning or usage.reasoning is not None or text.lstrip().startswith(("{", "```"))
         if cut and not is_marked and not is_constrained and THINKING_NAMES.match(request["model"]):
             # If the template opens <think> and the text is cut inside the thought, the text has no tag at all.
             split = Split("", text.strip(), unfinished=True)
         return Completion(
             text=split.answer.encode(errors="replace").decode(),  # a lone surrogate cannot be written to a file
             reasoning=split.reasoning.encode(errors="replace").decode(),
-            reasoning_tokens=reasoning_tokens,
-            unfinished=split.unfinished or bool(reasoning_tokens and not split.answer.strip()),
+            reasoning_tokens=usage.reasoning,
+            unfinished=split.unfinished or bool(usage.reasoning and not split.answer.strip()),
             finish_reason=finish_reason,
-            prompt_tokens=prompt,
-            cached_tokens=count_of(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
-            completion_tokens=written,
+            prompt_tokens=usage.prompt,
+            cached_tokens=usage.cached,
+            completion_tokens=usage.completion or (None if text.strip() or thoughts else usage.completion),
             system_fingerprint=self._one_line(state) if state else None,
             answered_by=self._one_line(name) if name not in (None, "", request["model"]) else None,
         )

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from base64 import b64encode
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 from urllib.request import getproxies
 
@@ -11,11 +11,12 @@ import openai
 
 from utils.cli import UserError
 from utils.files.manifest import KEY_IN_QUERY
-from utils.generation.refusals import MalformedError, ThrottledClient
+from utils.generation.refusals import MalformedError, ThrottledClient, says_too_long
 from utils.generation.requests import RefusedError, UnavailableError
 
 T = TypeVar("T")
 ROOT_SECONDS = 5  # for the list of models, which is optional
+WORDS = {"prompt": ("prompt", "input"), "completion": ("completion", "output")}  # in names of counts of tokens
 MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
 # Error codes, and words of messages, about one prompt's content.
 REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
@@ -30,7 +31,6 @@ PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
-TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
 
 
 class AbsentError(UserError):
@@ -111,6 +111,50 @@ def count_of(usage: dict[str, Any] | None, name: str) -> int | None:
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
 
+class Usage(NamedTuple):
+    """A reply's token counts, each None where the reply does not say it or can be read in two ways."""
+
+    prompt: int | None  # with the cached tokens
+    cached: int | None
+    completion: int | None  # with the thoughts
+    reasoning: int | None
+
+
+def read_usage(usage: dict[str, Any] | None) -> Usage:
+    """Return the counts in a reply's `usage` as OpenAI counts: the prompt with its cached part, the text with thoughts.
+
+    Other names for cached tokens are DeepSeek's prompt_cache_hit_tokens and Moonshot's cached_tokens, which are part of
+    the prompt, and Anthropic's cache_read_input_tokens, which are not part of its input_tokens. Layers over Anthropic's
+    API report these beside prompt_tokens that may or may not include them: the total decides. Anthropic's price for
+    writing to the cache is not among our flags, so with such tokens the prompt counts as unknown.
+    """
+
+    def first(*names: str) -> int | None:
+        return next((number for name in names if (number := count_of(usage, name)) is not None), None)
+
+    def detail(part: str, name: str) -> int | None:
+        parts = (field_of(usage, f"{word}_tokens_details", dict) for word in WORDS[part])
+        return next((number for part in parts if (number := count_of(part, name)) is not None), None)
+
+    prompt, written = (first(*(f"{word}_tokens" for word in WORDS[part])) for part in ("prompt", "completion"))
+    cached, total = detail("prompt", "cached_tokens"), count_of(usage, "total_tokens")
+    cached = first("prompt_cache_hit_tokens", "cached_tokens") if cached is None else cached
+    read, stored = count_of(usage, "cache_read_input_tokens") or 0, first("cache_creation_input_tokens") or 0
+    stored = stored or detail("prompt", "cache_write_tokens") or 0
+    if prompt is not None and cached is None and read + stored:
+        is_outside = count_of(usage, "prompt_tokens") is None or read + stored > prompt
+        if None not in (total, written):
+            is_outside |= total == prompt + written + read + stored
+        cached, prompt = read, prompt + read + stored if is_outside else None
+    elif prompt is not None and cached and (cached > prompt or total == prompt + (written or 0) + cached):
+        prompt += cached
+    if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
+        written = max(written, total - prompt)
+    reasoning = detail("completion", "reasoning_tokens")
+    reasoning = count_of(usage, "reasoning_tokens") if reasoning is None else reasoning
+    return Usage(None if stored else prompt or None, cached, written, reasoning)  # no prompt has 0 tokens
+
+
 def find_secrets(api_key: str, base_url: str) -> list[str]:
     """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
     query = urlsplit(base_url).query
@@ -142,9 +186,9 @@ def problem_of(
     if status < 500 and not is_for_all and OF_CONTENT.search(message):
         return RefusedError(message)
     # Some services answer 429 to a prompt that has more tokens than the limit per minute: waiting would not help.
-    is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
+    is_too_long = code == "context_length_exceeded" or status == 413 or says_too_long(status, message)
     is_too_long &= status not in (408, 429) or "too large" in message.lower()
-    if is_too_long and status < 500:
+    if is_too_long and not is_for_all:
         hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
         problem = f"the {server} refuses a prompt because it is too long: {message}{hint}"
         return MalformedError(problem, status, code)

@@ -68,7 +68,7 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_cost(cost: float | None) -> str:
-    return "cost unknown: the API reports no token counts" if cost is None else f"{cost:.4f} USD"
+    return "cost unknown: the API does not report all token counts" if cost is None else f"{cost:.4f} USD"
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         fields = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
         completion = await model.completions.complete(engine, model.addr, hashed, sampling, may_wait, **fields)
         if completion.unfinished:
-            return Try(sampling, completion, nothing(UNFINISHED))
+            ended = f"the thought ended with finish_reason {completion.finish_reason}, at a stop text or by itself"
+            is_too_short = is_cut(completion.finish_reason)  # otherwise, more tokens cannot help
+            return Try(sampling, completion, nothing(UNFINISHED if is_too_short else ended))
         return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
 
     async def make_all(engine: Engine | None = None, may_wait: bool = False) -> tuple[list[Try], str | None]:
@@ -187,6 +189,7 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
         "attempts": len(tried),
         "constrained": sampling.schema is not None and taken is None,
         **({"response_format": taken} if taken else {}),
+        **({"stop_ignored": True} if completion.stop_ignored else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
         **{name: number for counts in cut for name, number in counts.items()},
@@ -278,6 +281,10 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         prompts = f"{len(cut)} of {counted(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
         remedy = "raise the server's context length, or lower --max_model_len"
         print(f"note: of {prompts}, the server read less than half; {remedy}", file=sys.stderr)
+    num_ignored = sum(record.get("stop_ignored", False) for record in records)
+    if num_ignored:
+        texts = f"{num_ignored} of {counted(len(refusals), 'reply')}"
+        print(f"note: {texts} went on after a stop text, which the server ignores; they are cut there", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
@@ -286,6 +293,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         others["the model asked"] = len(refusals) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
+        **({"stops_ignored_by_server": num_ignored} if num_ignored else {}),
         **({"answered_by": dict(sorted((+others).items()))} if others else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},

@@ -10,7 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
 from typing import Any, NamedTuple, TypeVar
 
-from utils.generation.requests import Completion, Engine, RefusedError, Rendered, Rewarded, Sampling, Scored
+from utils.generation.requests import (
+    Completion,
+    Engine,
+    RefusedError,
+    Rendered,
+    Rewarded,
+    Sampling,
+    Scored,
+    ended_at_stop,
+)
 from utils.generation.store import ModelStore
 
 T = TypeVar("T")
@@ -81,13 +90,14 @@ class Completions:
                 if "refused" in stored:
                     raise RefusedError(stored["refused"])
                 values = {name: stored[name] for name in DEFAULTS if name in stored}
-                return Completion(**{**values, "refused_parameters": tuple(values.get("refused_parameters", ()))})
+                values["refused_parameters"] = tuple(values.get("refused_parameters", ()))
+                return ended_at_stop(Completion(**values), sampling.stop)
             if engine is None:
                 raise NotStoredError
             completion = await self._unless_refused(key, fields, engine.complete(model, hashed.prompt, sampling))
             written = {name: value for name, value in asdict(completion).items() if value != DEFAULTS[name]}
             self._keep(key, fields | written)
-            return completion
+            return ended_at_stop(completion, sampling.stop)
 
     async def _unless_refused(self, key: str, fields: dict[str, Any], request: Awaitable[T]) -> T:
         """Return a request's result; if the server refuses it, keep the refusal with `fields`, and raise it."""

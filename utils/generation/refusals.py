@@ -32,6 +32,19 @@ _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
 )
 
+# A prompt that is too long, as the servers of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic, Bedrock, Gemini,
+# Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio word it. A failure (5xx) must say so plainly.
+_PLAINLY_TOO_LONG = (
+    r"(?:prompt|input) is too long|exceed\w*\b.{0,40}\bcontext\b"
+    r"|\bcontext\b.{0,20}\b(?:exceeded|overflow\w*)|longer than the (?:model'?s )?(?:maximum )?context"
+)
+_TOO_LONG = (
+    rf"{_PLAINLY_TOO_LONG}|too large|too many (?:input |prompt )?tokens|context (?:length|window|size|limit)"
+    r"|(?:prompt|input|request|context|messages?) too long|maximum (?:prompt|input|sequence) length"
+    r"|exceed\w*\b.{0,30}\b(?:max\w*|allowed|configured|token|input|prompt|model)\b.{0,40}\b(?:tokens?|length|limit)\b"
+    r"|`inputs`.{0,40}must (?:be|have)|range of input length|reduce the length of the (?:messages|prompt|input)"
+)
+
 Request = dict[str, Any]  # a request's body without response_format; the limit of tokens is named max_tokens
 LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
 LONGEST_WAIT = 600.0  # seconds; if a refusal names a longer wait, it counts as naming none
@@ -40,6 +53,11 @@ MOST_BYTES = 2**24  # of a reply; the longest replies are lists of models
 FILE = re.compile(r"/files(/[^/]+/content)?$")  # paths of uploads and of batches' results
 FILE_BYTES, FILE_SECONDS = 2**31, 3600
 RISE_AFTER = 10  # answers per allowed request before the limit rises
+
+
+def says_too_long(status: int, message: str) -> bool:
+    """Return whether an error with this status says that a prompt is too long."""
+    return re.search(_PLAINLY_TOO_LONG if status >= 500 else _TOO_LONG, message, re.IGNORECASE) is not None
 
 
 class MalformedError(UserError):
@@ -279,6 +297,8 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
                 pause = self._throttle.refused(entered, read_retry_after(response.headers))
                 quiet = f", after a pause of {pause:.1f} s" if pause else ""
                 self._note(f"the API asks for fewer requests: now at most {self._throttle.limit} at a time{quiet}")
+            if response.status_code >= 500 and says_too_long(response.status_code, response.text):
+                response.headers["x-should-retry"] = "false"  # read by the client library
             return response
         except TimeoutError:
             raise ReadTimeout("no complete answer in time", request=request) from None

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from prompts import Messages
@@ -53,6 +53,7 @@ class Completion:
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # completion tokens of the thoughts; None if unknown
     unfinished: bool = False  # whether the output ends inside a thought
+    stop_ignored: bool = False  # whether the server wrote on after a stop text, and `ended_at_stop` has cut the text
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ class Rewarded:
     reward: float
     prompt_tokens: int | None
     cached_tokens: int | None = None
+
+
+def ended_at_stop(completion: Completion, stop: Sequence[str]) -> Completion:
+    """Return a completion that ends before the first of the texts `stop`, also if the server has ignored them."""
+    places = [place for text in stop if (place := completion.text.find(text)) >= 0]
+    if not places:
+        return completion
+    return replace(completion, text=completion.text[: min(places)], finish_reason="stop", stop_ignored=True)
 
 
 def is_cut(finish_reason: str) -> bool:

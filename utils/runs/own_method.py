@@ -34,9 +34,9 @@ ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that par
     "base_url": cli.api_address,
     "api_key_addr": cli.at_home,
     "model_id": str,
-    "price_in": cli.non_negative_float,
-    "price_out": cli.non_negative_float,
-    "price_cached": cli.non_negative_float,
+    "price_in": cli.price,
+    "price_out": cli.price,
+    "price_cached": cli.price,
     "max_model_len": cli.positive_int,
 }
 
