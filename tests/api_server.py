@@ -286,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
     prompt_tokens = sum(len(text_of(message).split()) for message in body["messages"])
-    completion_tokens = len(reply.text.split())
+    completion_tokens = len(reply.text.split()) or 1  # the token that ends the turn
     details = {"prompt_tokens_details": {"cached_tokens": prompt_tokens // 2}} if reply.tells_cached else {}
     if reply.reasoning_tokens is not None:
         details["completion_tokens_details"] = {"reasoning_tokens": reply.reasoning_tokens}
