@@ -28,6 +28,8 @@ class BatchServer(ChatServer):
         lose: number of following batches that are created, but whose reply the client never gets.
         cut: number of following files that end in the middle, and have no length.
         invalid: the error in every file, None for none.
+        file_states: the statuses of each uploaded file at its upload and at each look. As at Azure,
+            a batch of a file that is not "processed" is refused.
         room: maximum number of requests in the queue.
         batches, files: all batches in order, and files by id.
         paid: number of answers to each request, by the hash of its body, in batches or not.
@@ -39,6 +41,7 @@ class BatchServer(ChatServer):
         self.outcome: Callable[[int, dict[str, Any]], Reply] = lambda number, body: reply(body)
         self.polls, self.lose, self.held, self.cut = 2, 0, False, 0
         self.invalid: str | None = None
+        self.file_states = ["processed"]
         self.room = 1_000_000
         self.has_interface = True
         self.batches: list[dict[str, Any]] = []
@@ -55,8 +58,16 @@ class BatchServer(ChatServer):
     def keep(self, content: bytes) -> dict[str, Any]:
         name = f"file-{len(self.files)}"
         self.files[name] = content
-        return {"id": name, "object": "file", "bytes": len(content), "created_at": 0, "filename": "batch.jsonl",
-                "purpose": "batch", "status": "processed"}  # fmt: skip
+        return self.describe(name)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return a file's description; its status advances with each look."""
+        self._looks[name] += 1
+        return {"id": name, "object": "file", "bytes": len(self.files[name]), "created_at": 0,
+                "filename": "batch.jsonl", "purpose": "batch", "status": self.state(name)}  # fmt: skip
+
+    def state(self, name: str) -> str:
+        return self.file_states[min(self._looks[name], len(self.file_states)) - 1]
 
     def create(self, asked: dict[str, Any]) -> dict[str, Any]:
         lines = self.files[asked["input_file_id"]].splitlines()
@@ -124,7 +135,10 @@ class _BatchHandler(_Handler):
             parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
             assert parts["purpose"].get_content().strip() == "batch"
             return self._send(200, self.server.keep(parts["file"].get_payload(decode=True)))
-        batch = self.server.create(json.loads(content))
+        asked = json.loads(content)
+        if (state := self.server.state(asked["input_file_id"])) != "processed":
+            return self._send(400, {"error": {"message": f"The file is not ready: its status is {state}"}})
+        batch = self.server.create(asked)
         if self.server.lose:
             self.server.lose -= 1
             self.close_connection = True
@@ -141,6 +155,8 @@ class _BatchHandler(_Handler):
         if parts[0] == "files":
             if (content := self.server.files.get(parts[1])) is None:
                 return self._send(404, {"error": {"message": "No such File object"}})
+            if parts[2:] != ["content"]:
+                return self._send(200, self.server.describe(parts[1]))
             self.send_response(200)
             self.send_header("Content-Type", "application/octet-stream")
             if is_cut := self.server.cut > 0:

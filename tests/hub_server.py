@@ -37,6 +37,7 @@ class Fault:
 
     Attributes:
         status, code: answer with this status and X-Error-Code; the body and X-Error-Message repeat what was sent.
+        headers: more headers of such an answer.
         cut_after: number of bytes after which the connection is closed.
         hold_after: number of bytes after which the hub pauses until its `released` is set.
         more: number of bytes by which the reported size is too large.
@@ -45,6 +46,7 @@ class Fault:
 
     status: int = 200
     code: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
     cut_after: int | None = None
     hold_after: int | None = None
     more: int = 0
@@ -121,7 +123,7 @@ class _Handler(FileHandler):
             self.server.changed.notify_all()
         fault = self.server.fault(self.command, path)
         if fault.status != 200:
-            return self._refuse(fault.status, fault.code)
+            return self._refuse(fault.status, fault.code, dict(fault.headers))
         for pattern, function in (
             (rf"{API}(?:/revision/(?P<revision>[^/]+))?", self._info),
             (rf"{API}/tree/(?P<revision>[^/]+)(?:/(?P<folder>.*))?", self._tree),

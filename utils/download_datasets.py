@@ -37,7 +37,7 @@ from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import check_could_write
 from utils.models import hub_datasets
-from utils.models.hub import UnreachableError, check_cache_dir
+from utils.models.hub import HubFailedError, UnreachableError, check_cache_dir
 from utils.models.hub_datasets import Source, find_folder
 from utils.records.downloads import compare_ids, make_file
 
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(next(iter(outputs)))
     try:
         source = find_source(parts[0], args)
-    except UnreachableError as error:
+    except (UnreachableError, HubFailedError) as error:
         if args.overwrite or not all(path.exists() for path in outputs):
             raise
         announce(f"note: {error}")

@@ -160,6 +160,24 @@ def test_a_batch_too_large_for_the_queue_is_halved(server, tmp_path):
     assert sizes_of(server) == [20, 10, 5, 5, 10, 5, 5] and set(server.paid.values()) == {1}
 
 
+@pytest.mark.parametrize("states", [["pending", "processed"], ["notRunning", "running", "running", "processed"]])
+def test_a_batch_waits_until_its_file_is_processed(server, tmp_path, capsys, states):
+    """As at Azure."""
+    server.file_states = states
+    assert answer(server, make_questions(tmp_path / "data.json", 3), tmp_path / "out.json") == 0
+    assert len(server.batches) == 1 and set(server.paid.values()) == {1}
+    assert capsys.readouterr().err.count("file-0: waiting until the API at 127.0.0.1 has processed the uploaded") == 1
+
+
+def test_a_file_that_the_api_cannot_process_ends_the_run(server, tmp_path):
+    server.file_states = ["pending", "error"]
+    with pytest.raises(
+        UserError, match=r"the API at 127\.0\.0\.1 cannot process the uploaded requests \(file-0\): error"
+    ):
+        answer(server, make_questions(tmp_path / "data.json", 3), tmp_path / "out.json")
+    assert server.batches == []
+
+
 def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
     """Also with more questions, and if the API lists no batches."""
     inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"

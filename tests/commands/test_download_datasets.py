@@ -227,6 +227,53 @@ def test_errors_are_short_and_a_retry_succeeds(hub, download, case):
     assert download.finished() == expected(FILES)
 
 
+BUSY = {  # the answers to the first requests, and the waits that they name
+    "Retry-After": (Fault(429, headers=(("Retry-After", "0.1"),)), "0 s"),
+    "a rate limit": (Fault(429, headers=(("RateLimit", '"api";r=0;t=1'),)), "1 s"),
+    "overloaded": (Fault(503, headers=(("Retry-After", "1"),)), "1 s"),
+    "an error of the server": (Fault(500), "1 s"),
+}
+
+
+@pytest.mark.parametrize("case", BUSY)
+def test_a_busy_hub_is_asked_again(hub, download, case):
+    fault, wait = BUSY[case]
+    busy = iter([fault] * 2)
+    hub.fault = lambda method, path: next(busy, FINE) if path.startswith("/api/") else FINE
+    _, errors = download.run()
+    assert errors.count(f"the hub returned status {fault.status}; retrying in ") >= 1  # the client repeats some itself
+    assert f"; retrying in {wait}\n" in errors
+    assert download.finished() == expected(FILES)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_hub_that_stays_busy_ends_the_command_with_code_1(hub, download, status):
+    """A scheduler then does not take it for a mistake; with a cached commit, that is used."""
+    hub.fault = lambda method, path: Fault(status, headers=(("Retry-After", "0.01"),))
+    said = {
+        429: "the hub limits the rate of requests (status 429)\n  wait, log in with `hf auth login`, or fetch",
+        503: "cannot be downloaded: the hub returned status 503\n  run the same command again to resume",
+    }[status]
+    errors = download.run(code=1)[1]
+    assert f"error: {NAME}: {said}" in errors and errors.count("retrying in") == 5
+    forget(hub)
+    download.run()
+    hub.fault = lambda method, path: Fault(status, headers=(("Retry-After", "0.01"),))
+    shutil.rmtree(download.data)
+    _, errors = download.run()
+    assert f"note: {NAME}: {said.partition(chr(10))[0]}\n  continuing with the commit in" in errors
+    assert download.finished() == expected(FILES)
+
+
+@pytest.mark.parametrize("code", ["", "RepoNotFound"])
+def test_an_expired_token_is_named(hub, download, code):
+    """The hub then refuses public repositories too."""
+    hub.fault = lambda method, path: Fault(401, code)
+    errors = download.refuse()
+    said = "the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or was revoked"
+    assert errors == f"error: {NAME}: {said}\n  log in again with `hf auth login`, or remove the token\n"
+
+
 def test_the_users_own_file_is_kept(hub, download):
     download.data.mkdir()
     download.file().write_text('[{"id": "mine"}]\n')

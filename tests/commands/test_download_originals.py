@@ -258,7 +258,7 @@ def test_a_server_that_recovers(download, server):
 )
 def test_a_server_that_does_not_recover(download, server, trouble, tries, message):
     server.trouble = lambda path: trouble if path == DEV else FINE
-    errors = download.run(code=2)[1].replace("error: ", "")
+    errors = download.run(code=1 if trouble.status == 503 else 2)[1].replace("error: ", "")  # 1: it may pass
     told = "".join(line for line in errors.splitlines(keepends=True) if "; retrying in " not in line)
     assert told.startswith(f"{server.url}/{DEV}: {message}") and told.count("\n") <= 2
     assert [path for path, _ in server.asked].count(DEV) == tries
@@ -271,7 +271,7 @@ def test_a_server_that_does_not_recover(download, server, trouble, tries, messag
 def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
     url = server.url.replace("//", "//user:c0ffee@")
     server.in_turn(*[Trouble(503)] * 6)
-    told = download.run("LaMP-4", "--source_url", url, code=2)[1] + download.run("LaMP-4", "--source_url", url)[0]
+    told = download.run("LaMP-4", "--source_url", url, code=1)[1] + download.run("LaMP-4", "--source_url", url)[0]
     files = [*download.data.iterdir(), *download.cached()]
     assert "c0ffee" not in told
     assert not [path for path in files if b"c0ffee" in path.read_bytes() or "c0ffee" in str(path)]

@@ -17,8 +17,9 @@ from test_baselines import flags, output, run, write_json  # noqa: F401 (fixture
 import baselines
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.files.web_files import LONGEST_WAIT, read_retry_after
 from utils.generation import api_engine, refusals
-from utils.generation.refusals import LONGEST_WAIT, Throttle, ThrottledClient, read_retry_after
+from utils.generation.refusals import Throttle, ThrottledClient
 
 
 def reply_to(request):

@@ -242,7 +242,7 @@ def find(url, cache, code=0, offline="0"):
     )
     assert done.returncode == code, done.stderr
     assert not list(Path(f"{cache}.home").rglob("models--*"))
-    assert done.stderr.startswith(FETCHING) == lacks_weights
+    assert done.stderr.startswith(FETCHING) == (lacks_weights and any(cache.glob("models--*/snapshots/*")))
     return done.stderr.removeprefix(FETCHING) if code else Path(done.stdout.strip())
 
 
@@ -267,6 +267,31 @@ def test_an_incomplete_download_is_completed_at_the_same_commit(tmp_path):
         hub.commit({**FILES, "model.safetensors": b"trained again"})
         hub.fault = lambda method, path: FINE
         assert find(hub.url, tmp_path / "cache").name == commit
+
+
+def test_an_expired_token_is_named_also_if_the_model_is_in_the_cache(tmp_path, monkeypatch):
+    said = f"error: {MODEL}: the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or"
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(401, "RepoNotFound")
+        missing = f"error: {MODEL}: no such folder, and no such model on the hub, or a private one"
+        monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
+        assert find(hub.url, tmp_path / "cache", code=2).startswith(missing)
+        monkeypatch.setenv("HF_TOKEN", "hf_expired")
+        assert find(hub.url, tmp_path / "cache", code=2).startswith(said)
+        hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
+        find(hub.url, tmp_path / "cache", code=2)  # without its weights
+        hub.fault = lambda method, path: Fault(401, "RepoNotFound")
+        assert find(hub.url, tmp_path / "cache", code=2).startswith(said)
+
+
+def test_a_busy_hub_ends_with_code_1(tmp_path):
+    with serve(FILES) as hub:
+        hub.fault = lambda method, path: Fault(429, headers=(("Retry-After", "0"),))
+        said = find(hub.url, tmp_path / "cache", code=1)
+    assert said == (
+        f"error: {MODEL}: the hub limits the rate of requests (status 429)\n  wait, log in with `hf auth login`, or "
+        "fetch the files once (utils/slurm/prefetch.sh) and set HF_HUB_OFFLINE=1\n"
+    )
 
 
 # An unreachable hub, and a slow one

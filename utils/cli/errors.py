@@ -94,8 +94,12 @@ class UserError(Exception):
     """An error that the user can fix. Its message, of one to three lines, says what is wrong, where, and what to do."""
 
 
-class EngineDiedError(UserError):
-    """A model's engine died, possibly through no fault of the user (exit code 1): the same command resumes the run."""
+class PassingError(UserError):
+    """Something outside has failed, and the same command may succeed later (exit code 1)."""
+
+
+class EngineDiedError(PassingError):
+    """A model's engine died, possibly through no fault of the user: the same command resumes the run."""
 
 
 def describe_os_error(error: OSError) -> str:
@@ -129,8 +133,8 @@ def tells_errors() -> bool:
 def run_script(main: Callable[[], int]) -> None:
     """Run `main`, and end the process with the exit code that `main` returns, or with one of these:
 
-    2, after a message: UserError, or a disk that is full or not writable. 1, after a message: an engine died, or a disk
-    failed. 130, after a hint: SIGINT or SIGTERM; after SIGTERM, the process ends within `LEAVE_SECONDS` even if
+    2, after a message: UserError, or a disk that is full or not writable. 1, after a message: PassingError, or a disk
+    that failed. 130, after a hint: SIGINT or SIGTERM; after SIGTERM, the process ends within `LEAVE_SECONDS` even if
     something hangs. 141, silently and only when the work is done: the reader of a pipe has ended.
     """
     _print_whatever_happens()
@@ -198,7 +202,7 @@ def _exit_code(main: Callable[[], int]) -> int:
     except UserError as error:
         if tells_errors():  # one process of a training prints the error for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
-        is_passing = isinstance(error, EngineDiedError) or getattr(error.__context__, "errno", None) in AWAY
+        is_passing = isinstance(error, PassingError) or getattr(error.__context__, "errno", None) in AWAY
     except OSError as error:
         if error.errno not in REMEDIES:
             raise

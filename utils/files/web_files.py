@@ -2,12 +2,16 @@
 
 import posixpath
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from utils.cli import UserError
 from utils.cli.environment import check_environment, wrong
+from utils.cli.errors import PassingError
 from utils.cli.progress import Progress, announce
 from utils.files.locks import locked
 from utils.files.manifest import without_password
@@ -16,6 +20,7 @@ from utils.files.writing import check_could_write, delete_leftovers, open_whole,
 TRIES = 6  # tries in a row that receive no data, after which the download fails
 WAIT = 1.0  # seconds before the second try, doubled before each further try
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
+LONGEST_WAIT = 600.0  # seconds; if a server names a longer wait, it counts as naming none
 MB = 10**6
 
 
@@ -58,6 +63,7 @@ def _download(url: str, path: Path) -> None:
     with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = start = file.tell()
+            named, failure = 0.0, PassingError  # the wait that the server names
             # The server sends the rest if its file has not changed since (has the same tag), else the whole file.
             resumed = {"Range": f"bytes={start}-", "If-Range": tag} if start and tag else {}
             try:
@@ -83,18 +89,34 @@ def _download(url: str, path: Path) -> None:
                 problem = f"the server returned status {status}"
                 if status not in (408, 425, 429) and status < 500:
                     raise UserError(f"{shown}: {problem}; check the address") from None
+                named = read_retry_after(error.response.headers)
             except httpx.TransportError as error:
                 problem = f"the connection failed ({type(error).__name__})"
                 if not tries and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-                    tries = TRIES - 1  # no retries on a node without internet
+                    tries, failure = TRIES - 1, UserError  # no retries on a node without internet
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise UserError(f"{shown}: cannot be downloaded ({type(error).__name__})") from None
             tries = 1 if file.tell() > before else tries + 1
             if tries == TRIES:
-                raise UserError(
+                raise failure(
                     f"{shown}: cannot be downloaded: {problem}\n"
                     "  try again later, or copy the files to this machine and give their folder as --source_dir"
                 )
-            wait = WAIT * 2 ** (tries - 1)
+            wait = named or WAIT * 2 ** (tries - 1)
             announce(f"{path.name}: {problem}; retrying in {wait:.0f} s")
             time.sleep(wait)
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that an answer asks to wait; 0 if it names no time, or more than `LONGEST_WAIT`.
+
+    `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
+    """
+    for name, read in (
+        ("retry-after-ms", lambda text: float(text) / 1000),
+        ("retry-after", float),
+        ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
+    ):
+        with suppress(KeyError, ValueError, OverflowError):
+            return seconds if 0 < (seconds := read(headers[name])) <= LONGEST_WAIT else 0.0  # also for NaN
+    return 0.0

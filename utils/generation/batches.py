@@ -38,6 +38,7 @@ MOST_BYTES = 200_000_000
 ROUNDS = 3  # failed batches, or tries of an output, after which a request is sent without a batch
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
+FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of an uploaded file
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
 
 
@@ -163,6 +164,18 @@ class BatchEngine(APIEngine):
 
         async def send() -> list[str]:
             file = await self._client.files.create(file=("batch.jsonl", content), purpose="batch")
+            for looks in count():  # Azure refuses a batch until it has processed the file
+                if file.status not in FILE_UNDER_WAY:
+                    break
+                if not looks:
+                    announce(
+                        f"{printable(file.id)}: waiting until the {self.device} has processed the uploaded requests"
+                    )
+                await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
+                file = await self._client.files.retrieve(file.id)
+            if file.status in ("error", "deleted"):
+                problem = self._one_line(file.status_details or file.status)
+                raise UserError(f"the {self.device} cannot process the uploaded requests ({file.id}): {problem}")
             # If the answer is lost, a retry by the library would pay for a second batch.
             batch = await self._client.with_options(max_retries=0).batches.create(
                 input_file_id=file.id,

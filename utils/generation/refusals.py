@@ -10,16 +10,15 @@ import math
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import openai
 from httpx2 import ReadError, ReadTimeout
 
 from utils.cli import UserError
+from utils.files.web_files import read_retry_after
 from utils.generation.requests import FORMATS, LIMITS, Completion
 
 # Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
@@ -47,7 +46,6 @@ _TOO_LONG = (
 
 Request = dict[str, Any]  # a request's body without response_format; the limit of tokens is named max_tokens
 LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
-LONGEST_WAIT = 600.0  # seconds; if a refusal names a longer wait, it counts as naming none
 PATIENCE = 1800.0  # seconds with only refusals, after which requests no longer pause, so that their tries end
 MOST_BYTES = 2**24  # of a reply; the longest replies are lists of models
 FILE = re.compile(r"/files(/[^/]+/content)?$")  # paths of uploads and of batches' results
@@ -304,18 +302,3 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
             raise ReadTimeout("no complete answer in time", request=request) from None
         finally:
             self._throttle.leave()
-
-
-def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a refusal asks to wait; 0 if it names no time, or more than `LONGEST_WAIT`.
-
-    `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
-    """
-    for name, read in (
-        ("retry-after-ms", lambda text: float(text) / 1000),
-        ("retry-after", float),
-        ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
-    ):
-        with suppress(KeyError, ValueError, OverflowError):
-            return seconds if 0 < (seconds := read(headers[name])) <= LONGEST_WAIT else 0.0  # also for NaN
-    return 0.0

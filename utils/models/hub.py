@@ -6,15 +6,18 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from utils.cli import UserError
 from utils.cli.environment import OF_HUB, check_before_hub, check_environment
+from utils.cli.errors import PassingError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash, is_kept
+from utils.files.web_files import LONGEST_WAIT, read_retry_after
 from utils.models.adapters import adapter_base, check_modules, check_served
 from utils.models.loading import read_headers
 
@@ -27,7 +30,11 @@ NOT_FETCHED = ["*/*", "consolidated*"]
 # Names of API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; a hub that answers later than that counts as reached
+TRIES = 6  # of a request that the hub fails; the hub's client tries as often
 GB = 10**9  # bytes; hashing more than this takes seconds
+
+
+T = TypeVar("T")
 
 
 class MissingError(UserError):
@@ -36,6 +43,10 @@ class MissingError(UserError):
 
 class UnreachableError(MissingError):
     """The hub does not answer, and the cache lacks the requested files."""
+
+
+class HubFailedError(PassingError):
+    """The hub fails, or limits the rate of requests."""
 
 
 def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
@@ -81,7 +92,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
             check_model(base, cache_dir, safetensors_only)
         except UserError as error:
             where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
-            raise UserError(f"{where}\n  {error}") from None
+            raise type(error)(f"{where}\n  {error}") from None
         check_modules(folder, base, read_headers(cached_folder(base, cache_dir)))
 
 
@@ -103,7 +114,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     if not is_offline():
         with hub_errors(name, cache_dir, revision=folder.name):
             wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
-            snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
+            ask_hub(snapshot_download, name, revision=folder.name, cache_dir=cache_dir, **wanted)
     missing = "the hub has no such file, or cannot be reached; pickled weights (*.bin) are not read: they may run code"
     _check_folder(folder, missing, safetensors_only=True)
     return folder
@@ -150,6 +161,29 @@ def is_offline() -> bool:
     return constants.HF_HUB_OFFLINE
 
 
+def ask_hub(call: Callable[..., T], *args: Any, **more: Any) -> T:
+    """Call a function of the hub's client that does not repeat failed requests (`hf_hub_download` does).
+
+    While the hub fails (5xx) or limits the rate of requests (429), wait as long as it asks, or up to half a minute.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    for tries in range(1, TRIES + 1):
+        try:
+            return call(*args, **more)
+        except (HfHubHTTPError, OSError) as error:  # `snapshot_download` wraps it
+            response = getattr(error if isinstance(error, HfHubHTTPError) else error.__cause__, "response", None)
+            if response is None or not (response.status_code == 429 or response.status_code >= 500) or tries == TRIES:
+                raise
+            limits = parse_ratelimit_headers(response.headers)
+            reset = limits.reset_in_seconds if limits and not limits.remaining else 0
+            pause = read_retry_after(response.headers) or (reset if reset <= LONGEST_WAIT else 0) or 2 ** (tries - 1)
+            announce(f"the hub returned status {response.status_code}; retrying in {pause:.0f} s")
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
+
+
 @contextmanager
 def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: str | None = None) -> Iterator[None]:
     """Turn errors of the hub's client into UserErrors without the errors' texts, which may contain the token.
@@ -159,6 +193,7 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
     Raises:
         MissingError: the hub has no such model or dataset (`kind`).
         UnreachableError: the files cannot be fetched now; the same command may succeed later or elsewhere.
+        HubFailedError: the hub fails, or limits the rate of requests.
         UserError: the hub refuses.
         OSError: the cache cannot be written.
     """
@@ -172,7 +207,8 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
         yield
     except errors.GatedRepoError:
         raise UserError(f"{name}: a gated {kind}; ask for access on its page, then `hf auth login`") from None
-    except errors.RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError as error:
+        _check_token(name, error)
         problem = f"no such folder, and no such {kind} on the hub, or a private one (`hf auth login`)"
         raise MissingError(f"{name}: {problem}") from None
     except errors.RevisionNotFoundError:
@@ -189,6 +225,11 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
             raise UnreachableError(f"{name}: {problem}\n  {_how_to_fetch(name, cache_dir, kind)}") from None
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+        _check_token(name, cause)
+        if status == 429:
+            problem = "the hub limits the rate of requests (status 429)"
+            remedy = "wait, log in with `hf auth login`, or fetch the files once (utils/slurm/prefetch.sh)"
+            raise HubFailedError(f"{name}: {problem}\n  {remedy} and set HF_HUB_OFFLINE=1") from None
         if status is not None and status < 500:
             problem = f"the hub returned status {status}; check the token with `hf auth whoami`"
             raise UserError(f"{name}: cannot be downloaded: {problem}") from None
@@ -197,7 +238,16 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
             problem = "the size of a file differs from the size that the hub reports"
         remedy = "run the same command again to resume, or copy its folder here and give that "
         remedy += "as --dataset_name" if kind == "dataset" else "instead of the name"
-        raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {remedy}") from None
+        kind_of_error = HubFailedError if status else UnreachableError
+        raise kind_of_error(f"{name}: cannot be downloaded: {problem}\n  {remedy}") from None
+
+
+def _check_token(name: str, error: Exception) -> None:
+    """Raise UserError if the hub does not know the token that was sent; without a token, 401 means no such model."""
+    response = getattr(error, "response", None)
+    if response is not None and response.status_code == 401 and "authorization" in response.request.headers:
+        problem = "the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or was revoked"
+        raise UserError(f"{name}: {problem}\n  log in again with `hf auth login`, or remove the token") from None
 
 
 def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
@@ -276,7 +326,8 @@ def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[lis
     from huggingface_hub import HfApi, errors
 
     with hub_errors(name, cache_dir), suppress(errors.NotASafetensorsRepoError, errors.SafetensorsParsingError):
-        files = HfApi().get_safetensors_metadata(name, revision=cached_commit(name, cache_dir)).files_metadata.values()
+        metadata = ask_hub(HfApi().get_safetensors_metadata, name, revision=cached_commit(name, cache_dir))
+        files = metadata.files_metadata.values()
         return {key: (list(tensor.shape), tensor.dtype) for file in files for key, tensor in file.tensors.items()}
     return {}
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from utils.cli import UserError
 from utils.cli.environment import OF_HUB, check_before_hub, check_environment
 from utils.cli.progress import announce, announce_file
-from utils.models.hub import UnreachableError, hub_errors, is_folder
+from utils.models.hub import HubFailedError, UnreachableError, ask_hub, hub_errors, is_folder
 
 CARD = "README.md"
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -62,15 +62,15 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
     where, unreachable = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}, None
     try:  # snapshot_download would wait without a limit, and use the cache's commit silently
         with hub_errors(name, cache_dir, "dataset", revision):
-            HfApi().dataset_info(name, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    except UnreachableError as error:
+            ask_hub(HfApi().dataset_info, name, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    except (UnreachableError, HubFailedError) as error:
         unreachable = error
     card = {"allow_patterns": CARD, "local_files_only": unreachable is not None}
     try:
         with hub_errors(name, cache_dir, "dataset", revision), disable_progress_bars():
-            folder = Path(snapshot_download(**where, revision=revision, **card))
+            folder = Path(ask_hub(snapshot_download, **where, revision=revision, **card))
             tree = get_cached_repo_tree(**where, revision=folder.name)
-    except UnreachableError as error:
+    except (UnreachableError, HubFailedError) as error:
         raise unreachable or error from None
     if unreachable is not None and not constants.HF_HUB_OFFLINE:
         announce(f"note: {str(unreachable).splitlines()[0]}")
