@@ -420,6 +420,51 @@ def test_an_unrelated_refusal_changes_nothing_for_other_prompts(case, capsys):
     assert notes(capsys.readouterr().err) == [] and case.manifest()["refused_by_server"] == []
 
 
+# Parameters that a server would fill in
+
+NEUTRAL = {"top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+
+
+@pytest.mark.parametrize(
+    ("owner", "flags", "expected"),
+    [
+        ("vllm", [], NEUTRAL),
+        ("sglang", [], NEUTRAL),
+        ("vllm", ["--top_k", 20, "--presence_penalty", 1.5], NEUTRAL | {"top_k": 20, "presence_penalty": 1.5}),
+        ("vllm", ["--extra_body", '{"repetition_penalty": 1.1}'], NEUTRAL | {"repetition_penalty": 1.1}),
+        ("library", [], {}),
+        (None, ["--min_p", 0.1], {"min_p": 0.1}),
+    ],
+)
+def test_a_server_like_vllm_gets_neutral_values_of_what_it_would_fill_in(owner, flags, expected, ask_all):
+    case, run = ask_all
+    entry = {"id": "m", **({"owned_by": owner} if owner else {})}
+    case.server.list_models = lambda: (200, {"object": "list", "data": [entry]})
+    assert run(["question 0?", "question 1?"], *flags) == 0
+    for request in case.server.requests:
+        assert {name: request[name] for name in NEUTRAL if name in request} == expected
+    assert len(case.server.requests) == 2
+
+
+def test_a_neutral_value_that_is_refused_is_left_out(ask_all):
+    case, run = ask_all
+    case.server.list_models = lambda: (200, {"data": [{"id": "m", "owned_by": "vllm"}]})
+    words = "Unrecognized request argument supplied: repetition_penalty"
+    refusal = Reply(words, status=400, param="repetition_penalty")
+    case.server.reply = lambda request: refusal if "repetition_penalty" in request else usable(request)
+    assert run(["question 0?", "question 1?"]) == 0 and len(case.server.requests) == 3
+    assert case.manifest()["refused_parameters"] == {"repetition_penalty": [2, 2]}
+
+
+def test_a_list_of_models_that_cannot_be_read_is_told_once(ask_all, capsys):
+    case, run = ask_all
+    case.server.list_models = lambda: (503, {"error": {"message": "busy"}})
+    assert run([f"question {number}?" for number in range(8)], "--model_id", "m") == 0
+    assert "top_k" not in case.server.requests[0]
+    doubt = "if the server is vLLM or SGLang, it may fill in top_k and others from generation_config.json"
+    assert capsys.readouterr().err.count(doubt) == 1
+
+
 # Refusals of one prompt
 
 

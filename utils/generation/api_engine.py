@@ -15,7 +15,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.generation.api_server import (
     MALFORMED,
+    ROOT_SECONDS,
     AbsentError,
     address_of,
     field_of,
@@ -58,8 +59,10 @@ CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
 NO_CAUSE = (*FINISHED, "error", "abort", "cancelled")  # finish reasons that do not say why a reply would be empty
 
-# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
-CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
+# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request, and fill parameters that
+# a request leaves out from the model's generation_config.json, which a local model's flags do not.
+VLLM_LIKE, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 # The run ends if this number of different prompts is refused alike before a model's first answer, or between two.
 SEVERAL, MANY = 3, 20
 
@@ -73,7 +76,8 @@ class APIEngine:
         self._first = asyncio.Lock()  # held by the first request of a kind (model, whether it has a schema)
         self._kinds: set[tuple[str, bool]] = set()  # kinds whose requests need not wait for the first one any more
         self._answering: set[str] = set()  # models that have answered
-        self._continuing: set[str] = set()  # models on servers that continue an assistant's turn
+        self._looking = asyncio.Lock()  # held while the list of models is read
+        self._is_vllm_like: dict[str, bool] = {}  # by model, whether its server is one of VLLM_LIKE
         self._problems: dict[str, UserError] = {}  # by model: the error that all its requests would meet
         # Prompts that a model has refused since its last answer, by status and code.
         self._refused: defaultdict[str, defaultdict[tuple[int, str], set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -103,8 +107,8 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        await self._check_continues(model, prompt)
-        request, schema, send = self._request(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
+        request, schema = await self._request(model, prompt, sampling), sampling.schema
+        send = partial(self._send, sampling)
         async with self._alone_at_first((model, isinstance(schema, dict))):
             with self._noting_answer(model, prompt):
                 return await self._insist(lambda: self.refusals.ask(request, schema, send))
@@ -135,20 +139,38 @@ class APIEngine:
                 problem = "did not return one number: is it a reward model, with one label?"
                 raise UserError(f"{model}: the {self.device} {problem}") from None
 
-    async def _check_continues(self, model: str, prompt: Rendered) -> None:
-        """Raise UserError if a prompt ends with the assistant's turn, and the server is not known to continue turns."""
-        if prompt[-1]["role"] != "assistant" or model in self._continuing:
-            return
+    async def _look_at_server(self, model: str) -> bool:
+        """Return whether the server of a model is one of VLLM_LIKE, according to its list of models.
+
+        UnavailableError if the list cannot be read now.
+        """
+        async with self._looking:
+            if model not in self._is_vllm_like:
+                client, owners = self._client.with_options(timeout=ROOT_SECONDS), set()
+                with suppress(UserError, RefusedError, ValueError, KeyError, TypeError, AttributeError):  # no such list
+                    reply = await self._explained(client.get("/models", cast_to=Response))
+                    owners = {entry.get("owned_by") for entry in reply.json()["data"] if entry.get("id") == model}
+                self._is_vllm_like[model] = not owners.isdisjoint(VLLM_LIKE)
+            return self._is_vllm_like[model]
+
+    async def _for_server(self, model: str, is_continued: bool) -> dict[str, Any]:
+        """Return parameters for servers that are VLLM_LIKE, with CONTINUE if the prompt ends with the assistant's turn.
+
+        UserError if the server cannot continue that turn.
+        """
+        if is_continued:
+            if not await self._insist(lambda: self._look_at_server(model)):
+                problem = f"needs {' or '.join(VLLM_LIKE)} as the server, and the list of models names neither"
+                remedy = "end the prompt with a [user] part, or use a local model"
+                raise UserError(f"{model}: a prompt that ends with the assistant's turn {problem}\n  {remedy}")
+            return NEUTRAL | CONTINUE
         try:
-            reply = await self._insist(lambda: self._explained(self._client.get("/models", cast_to=Response)))
-            owners = {entry.get("owned_by") for entry in reply.json()["data"] if entry.get("id") == model}
-        except (AbsentError, MalformedError, ValueError, KeyError, TypeError, AttributeError):
-            owners = set()
-        if owners.isdisjoint(CONTINUES):
-            problem = f"needs {' or '.join(CONTINUES)} as the server, and the list of models names neither"
-            remedy = "end the prompt with a [user] part, or use a local model"
-            raise UserError(f"{model}: a prompt that ends with the assistant's turn {problem}\n  {remedy}")
-        self._continuing.add(model)
+            return NEUTRAL if await self._look_at_server(model) else {}
+        except UnavailableError as error:
+            self._is_vllm_like[model] = False
+            doubt = "if the server is vLLM or SGLang, it may fill in top_k and others from generation_config.json"
+            print(f"note: {model}: the list of models cannot be read ({error}); {doubt}", file=sys.stderr, flush=True)
+            return {}
 
     @contextmanager
     def _noting_answer(self, model: str, prompt: Rendered) -> Iterator[None]:
@@ -224,7 +246,7 @@ class APIEngine:
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
-    def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
+    async def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
         """Return a request's body with all parameters; `Refusals.body` leaves out those that the API refuses."""
         seed = sampling.seed if self._sends_seed else None
         optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
@@ -232,8 +254,8 @@ class APIEngine:
         further = dict(sampling.further)
         extra_body = further.pop("extra_body", {})
         required = {"model": model, "messages": prompt}
+        body |= await self._for_server(model, prompt[-1]["role"] == "assistant")
         body |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        body |= CONTINUE if prompt[-1]["role"] == "assistant" else {}
         return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:

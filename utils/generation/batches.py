@@ -70,9 +70,8 @@ class BatchEngine(APIEngine):
 
         NotStoredError if no batch has the answer yet; the request is then noted for the next batch.
         """
-        await self._check_continues(model, prompt)
         shared, schema, alone = self._shared, sampling.schema, super().complete
-        request = self._request(model, prompt, sampling)
+        request = await self._request(model, prompt, sampling)
         # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
             refused = self.refusals.refused

@@ -23,7 +23,8 @@ from utils.generation.requests import FORMATS, LIMITS, Completion
 
 # Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
 # specified"), the first in this order is left out.
-ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", *LIMITS, "temperature", "reasoning_effort")
+ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty",
+             *LIMITS, "temperature", "reasoning_effort")  # fmt: skip
 
 OTHER_LIMIT = dict(zip(LIMITS, LIMITS[::-1], strict=True))
 
