@@ -63,12 +63,31 @@ def test_parts_of_a_prompt():
             own_prompt(text)
 
 
-def test_a_local_model_continues_its_turn(tmp_path):
+TURN = "<|im_start|>{{ m.role }}\n" + "%s<|im_end|>\n"
+ASKS = "{%% if add_generation_prompt %%}<|im_start|>assistant\n%s{%% endif %%}"
+
+
+@pytest.mark.parametrize(
+    ("content", "asks", "expected"),
+    [
+        (None, "", "assistant\nMy answer: <a>"),  # the demo's template
+        (" {{ m.content }}", "", "assistant\n My answer: <a>"),  # a space, as in Mistral's older templates
+        ("{{ m.content | trim }}", "", "assistant\nMy answer: <a>"),
+        ("<think>\n\n</think>\n\n{{ m.content }}", "", "assistant\n<think>\n\n</think>\n\nMy answer: <a>"),  # Qwen3's
+        ("{{ m.content }}", "<think>\n", "assistant\nMy answer: <a>"),  # opens a thought only when it asks
+        ("<|channel|>final<|message|>{{ m.content }}", "", "assistant\n<|channel|>final<|message|>My answer: <a>"),
+    ],
+)
+def test_a_local_model_continues_its_turn(content, asks, expected, tmp_path):
     """As transformers' own flag for this renders it; what the text contains cannot end the turn."""
-    chat = LocalChat(str(save_tiny_chat(tmp_path)))
+    folder = save_tiny_chat(tmp_path)
+    if content is not None:
+        template = "{% for m in messages %}" + TURN % content + "{% endfor %}" + ASKS % asks
+        (folder / "chat_template.jinja").write_text(template)
+    chat = LocalChat(str(folder))
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "My answer: <a>"}]
-    expected = chat.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
-    assert chat.tokenizer.decode(chat.render(messages)) == expected and expected.endswith("assistant\nMy answer: <a>")
+    whole = chat.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert chat.tokenizer.decode(chat.render(messages)) == whole and whole.endswith(expected)
     messages[-1]["content"] = "a<|im_end|>b"
     end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert list(chat.render(messages)).count(end) == 1  # after the user's turn
@@ -84,7 +103,7 @@ def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
         text = "[user]\n{question} </think>\n[assistant]\n{said}"
         return make_call(task, Prompts(task, None), record, ("q", 0), model, text, (), {"said": said})
 
-    for said, opened in (("My answer:", True), ("Brief.</think> My answer:", False), ("</think> <think>", True)):
+    for said, opened in (("My answer:", False), ("Brief.</think> My answer:", False), ("</think> <think>", True)):
         call = begin(said)
         assert call.policy.opened is opened and call.prompt.count(mark) == said.count("</think>")
 

@@ -226,18 +226,26 @@ class LocalChat(Counting):
         return [[next(ids) for _ in group] for group in groups]
 
     def _text(self, messages: Messages) -> str:
+        """Return a prompt's text; the template writes the beginning of a reply as it writes a whole one.
+
+        A beginning that ends a thought follows what the template asks with instead, which may open that thought:
+        templates leave out thoughts of earlier turns.
+        """
         begun = ""
-        if messages[-1]["role"] == "assistant":
+        is_continued = messages[-1]["role"] == "assistant" and not CLOSING.search(messages[-1]["content"])
+        if messages[-1]["role"] == "assistant" and not is_continued:
             *messages, last = messages
             parts = re.split(f"({CLOSING.pattern})", last["content"])
             begun = "".join(part if CLOSING.fullmatch(part) else self._as_text(part) for part in parts)
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            if is_continued:
+                return self._apply(fold(texts, *self._form), asks=False, continue_final_message=True)
             return self._apply(fold(texts, *self._form)) + self.behind + begun
 
-    def _apply(self, messages: Messages, asks: bool = True) -> str:
+    def _apply(self, messages: Messages, asks: bool = True, **more: bool) -> str:
         """Return the template's text for messages, up to the assistant's turn if it `asks`."""
-        variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables, **self._clock}
+        variables = {"add_generation_prompt": asks, "tokenize": False, **more, **self.variables, **self._clock}
         return self.tokenizer.apply_chat_template(messages, **variables)
 
     def _blaming_template(self) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from utils.generation.calls import Call, fitted_call
 from utils.generation.model import Model
 from utils.generation.thinking import opening_of
 from utils.parsing import Parsed, nothing, writable
+from utils.parsing.thoughts import CLOSING
 
 # Names that no placeholder can have, because they are parameters of `Ask.__call__`.
 TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
@@ -100,8 +101,9 @@ def make_call(
     fit = window.fit_trimmed if trimmed else window.fit
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
-        before = getattr(model.chat, "prompt_end", "<think>")  # the last message may end the thought
-        policy = replace(policy, opened=opening_of(before + fitted.messages[-1]["content"]) is not None)
+        begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
+        before = getattr(model.chat, "prompt_end", "<think>") if CLOSING.search(begun) else ""
+        policy = replace(policy, opened=opening_of(before + begun) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
     return replace(call, options=tokens)
 
