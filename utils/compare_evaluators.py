@@ -47,6 +47,7 @@ from utils.tables.agreement import Evaluator, Human
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
 from utils.tables.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
 from utils.tables.formats import to_markdown
+from utils.tables.groups import with_own_groups
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import add_unscored_argument
@@ -134,20 +135,19 @@ def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -
 def read_evaluators(flag: str, arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
     """Read the evaluators of lists `[name, file, ...]`, in the order in which their names first appear."""
     evaluators: dict[str, Evaluator] = {}
-    read: dict[str, Scores] = {}
+    paths_read, pairs = list(chain(*(paths for _, *paths in arguments))), flag != "--systems"
+    read = {path: read_scores(path, pairs=pairs, unscored_as_zero=unscored_as_zero) for path in paths_read}
+    refuse_other_benchmarks(read, "task")
+    task, read = with_own_groups(tasks()[read[paths_read[0]]["task"]], read)
     for name, *paths in arguments:
-        pairs = flag != "--systems"
-        files = {path: read_scores(path, pairs=pairs, unscored_as_zero=unscored_as_zero) for path in paths}
+        files = {path: read[path] for path in paths}
         first = files[paths[0]]
-        task = tasks()[first["task"]]
         made = Evaluator(one_line(name), strategy_in_words(first), task, metric_of(task, first)[1])
         evaluator = evaluators.setdefault(one_line(name), made)
         check_strategies(flag, evaluator, files)
         add_questions(flag, evaluator, files)
         check_same_content((entry, [path]) for path, scores in files.items() for entry in scores["per_question_scores"])
         evaluator.files.append(paths)
-        read |= files
-    refuse_other_benchmarks(read, "task")
     for evaluator in evaluators.values():
         check_same_judge({path: read[path] for path in chain(*evaluator.files)})
     return list(evaluators.values())

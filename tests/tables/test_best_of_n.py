@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from utils import make_figures
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.tables.best_of_n import expected_best, make_curve
 
 
@@ -23,11 +24,27 @@ def test_the_expectation_is_that_over_all_choices(number):
     assert expected_best(judged, chosen_by, number) == pytest.approx(fmean(chosen), abs=1e-12)
 
 
-def contents(scores):
+def contents(scores, place=lambda key: {"group": CATEGORIES[key < 4]}):
     """Return a file per sample from each question's scores: question 0 to 9, of two groups."""
-    return [{"per_question_scores": [{"id": str(key), "group": "AB"[key < 4], "score": samples[number]}
+    return [{"task": "LaMP-QA", "per_question_scores": [{"id": str(key), **place(key), "score": samples[number]}
                                      for key, samples in enumerate(scores) if number < len(samples)]}
             for number in range(4)]  # fmt: skip
+
+
+def test_own_categories_count_and_questions_without_one_do_not():
+    """As in a table's macro average."""
+    drawn = random.Random(0)
+    judged = [[drawn.random() for _ in range(4)] for _ in range(24)]
+    categories = [*(["ice"] * 8), *(["sea"] * 6), *([None] * 2)]
+
+    def place(key):
+        known = {"group": CATEGORIES[0], "subgroup": "rpg"}
+        return known if key >= 16 else {"group": None, "subgroup": categories[key]}
+
+    curve = make_curve(contents(judged, place), contents(judged, place))
+    for number, best in ((0, fmean), (2, max)):
+        values = list(map(best, judged))
+        assert curve.means[number] == pytest.approx(fmean(map(fmean, (values[:8], values[8:14], values[16:]))))
 
 
 def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():

@@ -10,6 +10,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.records.scores import read_scores
+from utils.tables.columns import columns_of
 from utils.tables.groups import with_own_groups
 
 ALONE = replace(
@@ -83,7 +84,7 @@ def test_scores_of_two_tasks_do_not_share_a_table(two, score_file, tmp_path):
         compare_evaluators.main(["--evaluator", "A", *two, "--evaluator", "B", other, another])
 
 
-def test_a_question_without_a_group_beside_others_has_a_column_of_its_own():
+def test_a_question_without_a_group_beside_others_is_among_all_questions_alone():
     entries = [{"id": "1", "group": "LaMP-4"}, {"id": "2", "group": None}]
     task, _ = with_own_groups(tasks()["LaMP-4"], {"scores.json": {"per_question_scores": entries}})
-    assert task.groups == ("LaMP-4", "(no task)")
+    assert columns_of(task) == ["LaMP-4", "All questions"]

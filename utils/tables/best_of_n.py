@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from math import comb
 from typing import Any, NamedTuple
 
+from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.files.manifest import differences, noted_settings, settings_of
 from utils.records.scores import Scores, read_scores
 from utils.tables.comparable import check_same_judge
 from utils.tables.formats import few
+from utils.tables.groups import with_own_groups
 
 RESAMPLES = 9_999
 
@@ -47,19 +49,21 @@ def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_b
     """Return the curve for N = 1, 2, 4, ... up to the number of samples, from both scorers' files in the same order.
 
     The best sample has the highest score in `chosen_by`, or the lowest if `lower_is_better`. The mean is over the means
-    of groups. Intervals resample the questions of each group. Samples without a verdict of the judge are left out;
-    UserError if no sample is left.
+    of groups, as in a table's macro average. Intervals resample the questions of each group. Samples without a verdict
+    of the judge are left out; UserError if no sample is left.
     """
     import numpy as np
 
+    task = tasks()[judged[0]["task"]]
+    task, placed = with_own_groups(task, dict(enumerate(judged)))  # by sample
     by_question: dict[str, list[tuple[float, float | None]]] = {}
     groups: dict[str, str] = {}
-    for content, other in zip(judged, chosen_by, strict=True):
+    for content, other in zip(placed.values(), chosen_by, strict=True):
         scores = {entry["id"]: entry["score"] for entry in other["per_question_scores"]}
         if lower_is_better:
             scores = {key: None if score is None else -score for key, score in scores.items()}
         for entry in content["per_question_scores"]:
-            if entry["score"] is not None and entry["group"] is not None and entry["id"] in scores:
+            if entry["score"] is not None and entry["group"] in task.groups and entry["id"] in scores:
                 by_question.setdefault(entry["id"], []).append((entry["score"], scores[entry["id"]]))
                 groups[entry["id"]] = entry["group"]
     if not by_question:

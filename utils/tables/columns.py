@@ -41,16 +41,21 @@ def columns_of(task: Task) -> list[str]:
 def strata_of(
     task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
 ) -> dict[str, list[list[Any]]]:
-    """Return each column's questions in strata: one for a group or for all questions, one per group for the average."""
+    """Return each column's questions in strata: one for a group or for all questions, one per group for the average.
+
+    Questions of a group that the task does not have are only among all questions.
+    """
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
+    elsewhere: list[Any] = []
     for question in questions:
-        by_group[group_of(question)].append(question)
+        by_group.get(group_of(question), elsewhere).append(question)
     strata = {group: [group_questions] for group, group_questions in by_group.items()}
+    groups = list(by_group.values())
+    whole = [list(chain.from_iterable([*groups, elsewhere]))]
     if len(by_group) > 1:
-        groups = list(by_group.values())
-        whole = [list(chain.from_iterable(groups))]
         strata = join_columns(strata, {task.overall: whole} if task.overall else {MACRO: groups})
-        strata = join_columns(strata, {ALL: whole} if task.has_own_groups else {})
+    if task.has_own_groups and task.groups != (ALL,):
+        strata = join_columns(strata, {ALL: whole})
     return strata
 
 

@@ -12,16 +12,19 @@ from utils.cli.errors import plural, quote
 from utils.parsing.plans import one_line
 from utils.records.scores import Entry, Scores
 
+NO_GROUP = "(no group)"  # of questions whose group is not known
+
 
 def with_own_groups(
     task: Task, files: Mapping[str, Scores], joined: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Task, dict[str, Scores]]:
     """Return the task and score files, by path, with a new group for each subgroup that the task does not know.
 
-    The task then has its own groups that have questions, and the new groups in the order of the files. UserError if
-    `joined` (see `read_boards`) names a subgroup that no question has.
+    The task then has its own groups that have questions, and the new groups in the order of the files. Questions
+    without a group are in none of them, and count in the column of all questions alone. UserError if `joined` (see
+    `read_boards`) names a subgroup that no question has.
     """
-    word, _, subword = task.group_words
+    subword = task.group_words[2]
     entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
     subgroups = dict.fromkeys(map(_subgroup, entries))
     is_one_group = not any(subgroups) and not any(entry["group"] for entry in entries)
@@ -35,11 +38,12 @@ def with_own_groups(
 
     def group_of(entry: Entry) -> str:
         name = _subgroup(entry)
-        return joined.get(name) or entry["group"] or name or (ALL if is_one_group else f"(no {word})")
+        return joined.get(name) or entry["group"] or name or (ALL if is_one_group else NO_GROUP)
 
     filled = dict.fromkeys(map(group_of, entries))
     if task.overall or (not joined and filled.keys() <= set(task.groups)):
         return task, dict(files)
+    filled.pop(NO_GROUP, None)
     ordered = [group for group in task.groups if group in filled]
     groups = (*ordered, *(group for group in filled if group not in ordered))
     placed = {path: regrouped(content, group_of) for path, content in files.items()}

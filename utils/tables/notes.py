@@ -8,7 +8,7 @@ from typing import Any
 
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
-from utils.benchmarks.task import Task
+from utils.benchmarks.task import ALL, Task
 from utils.cli.errors import counted, plural, printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
@@ -18,7 +18,7 @@ from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
 from utils.tables.formats import few, number, p_text
-from utils.tables.groups import with_own_groups
+from utils.tables.groups import NO_GROUP, with_own_groups
 from utils.tables.system_scores import CONTROL, SELECTED, Board, System, when_seen
 
 NOT_KNOWN = "not known"
@@ -68,6 +68,8 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
             f"In the column {overall}, the best control, {control.name}, has {number(means[control])}; "
             f"the best system, {system.name}, {number(means[system])}."
         )
+    if without_group := {e["id"] for system in systems for e in system.entries if e["group"] == NO_GROUP}:
+        yield f"{counted(len(without_group), 'question')} without a {task.group_words[0]}, only in the column {ALL}."
     if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         group, _, subgroup = task.group_words
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
