@@ -5,7 +5,8 @@
       --length -0.01 --length_note intent --length_over 200
 
 A reward is the sum of the score and of the terms, each times its weight (docs/beyond_planpers.md). These weights are
-those of IAP; PR2's penalty for a wrong form is --form -0.5. A response without a score has no reward.
+those of IAP; PR2's penalty for a wrong form is --form -0.5. A score that is an error, such as LaMP-3's, is subtracted.
+A response without a score has no reward. A missing answer has at most the lowest reward of the question's answers.
 """
 
 import re
@@ -24,7 +25,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, publish, settings_of
 from utils.records.responses import read_responses
-from utils.records.scores import read_scores
+from utils.records.scores import metric_behind, read_scores
 from utils.scoring.references import rouge
 from utils.tables.best_of_n import COMBINED
 
@@ -69,10 +70,11 @@ def main(argv: list[str] | None = None) -> int:
     terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
     options = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
     options |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
-    for response_addr, score_addr, output_addr in zip(
-        args.response_addr, args.score_addr, args.output_addr, strict=True
+    contents = [combined(*paths, weights, terms) for paths in zip(args.response_addr, args.score_addr, strict=True)]
+    lower_missing_answers(contents)
+    for content, response_addr, score_addr, output_addr in zip(
+        contents, args.response_addr, args.score_addr, args.output_addr, strict=True
     ):
-        content = combined(response_addr, score_addr, weights, terms)
         settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
         with locked(output_addr):
             publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | options, None))
@@ -85,18 +87,39 @@ def combined(response_addr: str, score_addr: str, weights: dict[str, float], ter
     """Return the rewards by question id, with the means of the terms over the responses that have a score."""
     if settings_of(score_addr).get("responses") != file_hash(response_addr):
         raise UserError(f"{score_addr}: not the scores of {response_addr}, according to the manifest beside it")
-    responses, rewards, rows = read_responses(response_addr), {}, []
-    for entry in read_scores(score_addr)["per_question_scores"]:
+    responses, scores, rewards, rows = read_responses(response_addr), read_scores(score_addr), {}, []
+    sign, unanswered = -1 if metric_behind(scores).lower_is_better else 1, []
+    for entry in scores["per_question_scores"]:
         if entry["score"] is None:
             rewards[entry["id"]] = None
             continue
         response = responses[entry["id"]][0]
-        rows.append({"score": entry["score"]} | {name: term(entry["id"], response) for name, term in terms.items()})
+        unanswered += [] if entry["answered"] else [entry["id"]]
+        values = {name: term(entry["id"], response) for name, term in terms.items()}
+        rows.append({"score": sign * entry["score"], **values})
         rewards[entry["id"]] = sum(weights[name] * value for name, value in rows[-1].items())
     if not rows:
         raise UserError(f"{score_addr}: no response has a score; judge the responses again")
     means = {name: fmean(row[name] for row in rows) for name in rows[0]}
-    return {"reward": sum(weights[name] * mean for name, mean in means.items()), "means": means, "rewards": rewards}
+    return {"reward": sum(weights[name] * mean for name, mean in means.items()), "means": means, "rewards": rewards,
+            "unanswered": unanswered}  # fmt: skip
+
+
+def lower_missing_answers(contents: list[dict[str, Any]]) -> None:
+    """Lower the reward of each missing answer to the lowest of the question's answers in all files.
+
+    Otherwise an answer that gets penalties would lose to none, and a training would learn to give none.
+    """
+    lowest: dict[str, float] = {}
+    for content in contents:
+        for question_id, reward in content["rewards"].items():
+            if reward is not None and question_id not in content["unanswered"]:
+                lowest[question_id] = min(reward, lowest.get(question_id, reward))
+    for content in contents:
+        rewards = content["rewards"]
+        for question_id in content["unanswered"]:
+            rewards[question_id] = min(rewards[question_id], lowest.get(question_id, rewards[question_id]))
+        content["reward"] = fmean(reward for reward in rewards.values() if reward is not None)
 
 
 def terms_of(args: cli.Arguments) -> dict[str, Term]:

@@ -75,6 +75,16 @@ def test_shares_and_intervals_are_those_of_independent_code(study, author):
     assert "- Published: 75.94% by the best reward model (arXiv 2604.07343" in out
 
 
+def test_own_categories_are_columns_of_their_own(study, monkeypatch):
+    """And a pair without a category is in no column but the first ones."""
+    monkeypatch.setattr("test_judge_trials.PLACES", ["ice", "law", None])
+    files = [write(study, f"{i}.json", scores) for i, scores in enumerate(([1, 1, 0.5, 0], [0, 1, 0.5, 0.25]))]
+    out, figures = study.run("--preferred", "Judge", *files)
+    [row] = figures["judges"]
+    assert {group: part["num_pairs"] for group, part in row["groups"].items()} == {GROUPS["law"]: 1, "ice": 2}
+    assert row["num_pairs"] == 4 and f"| 95% interval | {GROUPS['law']} | ice | Swap rate |" in out
+
+
 def test_one_table_of_pointwise_pairwise_and_probable_verdicts(study, monkeypatch):
     """Only a judge that reads the rubric is an upper bound; files of one name are pooled."""
     monkeypatch.setitem(lampqa.METRICS, "blind", replace(lampqa.METRICS["direct"], needs=()))
