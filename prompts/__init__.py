@@ -45,12 +45,14 @@ class History:
         fixed: indices of the messages that are never left out.
         items: indices of each item's messages, which are left out together; the first item is kept longest.
         ids: the items' ids, best first, if a search has found them.
+        places: the place of each message in the whole history, if this is a part of one.
     """
 
     messages: Messages
     fixed: Sequence[int]
     items: Sequence[Sequence[int]]
-    ids: Sequence[str] = ()
+    ids: Sequence[str | int] = ()
+    places: Sequence[int] = ()
 
     def first(self, number: int) -> Messages:
         """Return the turns of the first `number` items, and the fixed turns, in the prompt's order."""

@@ -7,7 +7,8 @@ import argparse
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,35 @@ class Searched:
         self.question, *self.texts = texts_of(task, record)
 
     @cached_property
+    def _own_ids(self) -> list[str]:
+        """Each item's id in the dataset, as a text; "" if it has none."""
+        return [_as_text(item.get("id")) for item in self.record["profile"]]
+
+    @cached_property
+    def ids(self) -> list[str | int]:
+        """One id per item, all different.
+
+        An item whose id is missing, empty or shared with another item has its place in the profile, from 0, instead.
+        """
+        counts = Counter(self._own_ids)
+        return [own if own and counts[own] == 1 else place for place, own in enumerate(self._own_ids)]
+
+    def places(self, ids: Iterable[str | int]) -> set[int]:
+        """Return the places of the items with these `ids`, or ids in the dataset, which several items may share.
+
+        ValueError for an empty id.
+        """
+        place_of, places = {post_id: place for place, post_id in enumerate(self.ids)}, set()
+        for post_id in ids:
+            if not _as_text(post_id):
+                raise ValueError(f"{post_id!r} is not an id; give posts that a search has found, or their ids")
+            if post_id in place_of:
+                places.add(place_of[post_id])
+            else:
+                places.update(place for place, own in enumerate(self._own_ids) if own == _as_text(post_id))
+        return places
+
+    @cached_property
     def _digest(self) -> "hashlib._Hash":
         return hashlib.sha256(json.dumps(self.texts).encode())
 
@@ -82,6 +112,10 @@ class Searched:
         from retrieval.rankers import BM25Index
 
         return BM25Index(self.texts)
+
+
+def _as_text(post_id: str | int | None) -> str:
+    return "" if post_id is None else str(post_id).strip()
 
 
 class Search:

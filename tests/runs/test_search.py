@@ -323,6 +323,8 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
         ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
+        ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not an id"),
+        ('await ask.search("a", exclude=[None])', "line 2: ValueError: ask.search: exclude: None is not an id"),
         ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],
 )
@@ -375,3 +377,89 @@ def test_a_finished_ranking_keeps_its_embeddings_later(encoder, tmp_path):
         counts = read_manifest(ranked)["counts"]
         assert counts["texts_kept"] == 136 and 0 < counts["texts_embedded"] < 136
     assert ranked.read_bytes() == whole
+
+
+# Posts without an id of their own
+
+TWICE = """
+async def answer(record, ask):
+    first = await ask.search("herbs basil", k=1)
+    second = await ask.search("herbs basil", k=9, exclude=first.ids)
+    third = await ask.search("herbs basil", k=9, exclude=[*first.ids, *second.ids])
+    ask.note(texts=[*first, *second], num_left=len(third))
+    return "done"
+"""
+HERBS = ["My basil herbs died.", "Basil grows herbs everywhere, why?", "Herbs bolt in May.", "Which stove?"]
+
+
+def write_posts(path, ids, texts=HERBS):
+    """Write a dataset of one question; a post whose id is `...` has none."""
+    profile = [{"id": post_id, "text": text} for post_id, text in zip(ids, texts, strict=True)]
+    profile = [{name: value for name, value in post.items() if value is not ...} for post in profile]
+    record = {"id": "q", "question": "How do I keep herbs?", "narrative": "n", "category": "c", "rubric_aspects": []}
+    path.write_text(json.dumps([record | {"profile": profile}]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ids", "first_id"),
+    [
+        (["a", "b", "c", "d"], "a"),
+        ([17, 18, 19, 20], "17"),
+        ([..., ..., ..., ...], 0),
+        ([None, None, None, None], 0),
+        (["", " ", "\t", ""], 0),
+        (["same", "same", "same", "same"], 0),
+        (["same", "b", "same", "d"], 0),
+        (["a", "same", " same", "same "], "a"),
+        ([7, "7", "c", "d"], 0),
+        ([1, ..., "", None], "1"),
+        ([..., 0, "0", ""], 0),
+    ],
+)
+def test_excluding_a_post_leaves_out_no_other(runs, tmp_path, ids, first_id):
+    runs.write(TWICE)
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ids))
+    [answer] = runs.answers["q"]
+    assert answer["notes"] == {"texts": HERBS, "num_left": 0}
+    first, second, third = (search["ids"] for search in answer["searches"])
+    assert [type(first[0]), first[0]] == [type(first_id), first_id]
+    assert len({*first, *second}) == 4 and third == []
+
+
+def test_posts_of_equal_text_are_different_posts(runs, tmp_path):
+    texts = ["Herbs bolt in May."] * 3 + ["Which stove?"]
+    runs.write(TWICE)
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ["", "", "x", "x"], texts))
+    assert runs.answers["q"][0]["notes"] == {"texts": texts, "num_left": 0}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        ("first", HERBS[1:]),  # posts that a search has found
+        ('["same"]', HERBS[2:]),  # all posts with this id in the dataset
+        ("[7]", [*HERBS[:2], HERBS[3]]),
+        ('["7", 3]', HERBS[:2]),  # the last post has no id
+        ('["unknown"]', HERBS),
+    ],
+)
+def test_what_can_be_excluded(runs, tmp_path, exclude, left):
+    runs.write(f"""
+async def answer(record, ask):
+    first = await ask.search("basil", k=1)
+    ask.note(left=list(await ask.search("basil", k=9, exclude={exclude})))
+    return "done"
+""")
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ["same", "same", 7, ...]))
+    assert runs.answers["q"][0]["notes"]["left"] == left
+
+
+def test_search_then_answer_reads_all_posts_without_ids(runs, tmp_path):
+    runs.name = "search_then_answer"
+    runs.server.reply = lambda request: Reply(
+        "So.\nSearch: herbs" if "Search:" in request["messages"][-1]["content"] else '{"personalized_answer": "A."}'
+    )
+    runs.run("--set", "k=1", dataset=write_posts(tmp_path / "posts.json", ["", "", "", ""]))
+    [answer] = runs.answers["q"]
+    assert answer["notes"]["num_turns"] == 4 and answer["posts_shown"] == [0, 1, 2, 3]
