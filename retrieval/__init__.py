@@ -1,4 +1,8 @@
 """Rank the posts of every profile, once."""
 
 WITH_ENCODER = ("dense", "hybrid")  # values of --ranker that load a model
+BY_WORDS = ("bm25", "bm25-okapi")  # values that compare words
+WORDS_VERSION = (
+    2  # of the rule in `words.words_of`, for the identities of orders of texts that version 1 read otherwise
+)
 WITHOUT_TEXTS = ("recency", "random")  # values that read no texts

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import WITH_ENCODER, WITHOUT_TEXTS
+from retrieval import BY_WORDS, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -126,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
+    settings |= {"words": WORDS_VERSION} if source.has_other_words else {}
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
@@ -148,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
+        counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.publish(device, counts=counts)
     posts = named(counts["posts"], task.item_words)
@@ -171,8 +173,10 @@ def order_all(
     of embedded and kept texts are added to `counts`.
     """
     for key in ranked.keys:
-        if (stored := store.get(id_hash(*key))) is not None:
-            ranked.pieces[key] = {"value": stored["order"]}
+        stored = store.get(id_hash(*key))
+        # Earlier versions did not store whether words are shared.
+        if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
+            ranked.pieces[key] = {"value": stored["order"], "shares_words": stored.get("shares_words", True)}
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
     if left and pooling:
@@ -183,11 +187,26 @@ def order_all(
     else:
         orders = order_by_ranker(task, records, len(left), args)
     with closing(orders):  # so that its progress line ends before an error is printed
-        for record, order in orders:
+        for record, ordered in orders:
             if (record["id"],) not in ranked.pieces:
-                store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
-                ranked.pieces[record["id"],] = {"value": order}
+                if store.get(id_hash(record["id"])) is None:
+                    store.add(id_hash(record["id"]), {"id": record["id"], **ordered})
+                shares_words = ordered.get("shares_words", True)
+                ranked.pieces[record["id"],] = {"value": ordered["order"], "shares_words": shares_words}
     return device
+
+
+def note_unmatched(args: argparse.Namespace, source: Source, ranked: Output) -> dict[str, int]:
+    """Return the count of questions that share no word with any of their items, and print it; empty if it is 0."""
+    sizes = zip(ranked.keys, source.sizes, strict=True)
+    unmatched = sum(size > 0 and not ranked.pieces[key]["shares_words"] for key, size in sizes)
+    if not unmatched:
+        return {}
+    order = "the file's order" if args.ranker == "bm25" else "the file's order, reversed"
+    questions = f"{unmatched} of {counted(len(ranked.keys), 'question')}"
+    problem = f"{questions} share no word with any of their {source.dataset.task.item_words}, which stay in {order}"
+    print(f"note: {args.input_dataset_addr}: {problem}", file=sys.stderr)
+    return {"questions_without_shared_words": unmatched}
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import WITHOUT_TEXTS
+from retrieval import WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -101,10 +101,20 @@ class Searched:
     def _digest(self) -> "hashlib._Hash":
         return hashlib.sha256(json.dumps(self.texts).encode())
 
-    def key(self, query: str) -> str:
-        """Return the store's key for the order of this profile's items by a query."""
+    @cached_property
+    def _has_other_words(self) -> bool:
+        from retrieval.words import has_other_words
+
+        return any(map(has_other_words, self.texts))
+
+    def key(self, query: str, by_words: bool) -> str:
+        """Return the store's key for the order of this profile's items by a query, which compares words or not."""
+        from retrieval.words import has_other_words
+
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())
+        if by_words and (self._has_other_words or has_other_words(query)):
+            digest.update(json.dumps({"words": WORDS_VERSION}).encode())
         return digest.hexdigest()[:KEY_DIGITS]
 
     @cached_property
@@ -195,8 +205,11 @@ class Search:
     def open(self, record: Record) -> Searched:
         return Searched(record, self._task)
 
-    async def order(self, searched: Searched, query: str) -> list[int]:
+    async def order(self, searched: Searched, query: str) -> tuple[list[int], bool]:
         """Return the numbers of the best items in the profile, best first, at most `MOST`; ties stay in file order.
+
+        Also return False if words are compared and no item has a word of the query, so that the items are in file
+        order; otherwise True.
 
         Raises:
             NotStoredError: with --dry_run, if the order needs the encoder.
@@ -205,15 +218,19 @@ class Search:
         if query == searched.record["question"]:
             query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
         if not searched.texts:
-            return []
-        key, args = searched.key(query), self._args
-        if (stored := self.store.get(key)) is not None:
-            return stored["order"]
-        order = (await self._by_embeddings(searched, query) if self._is_dense else searched.index.rank(query))[:MOST]
+            return [], True
+        key, args = searched.key(query, not self._is_dense), self._args
+        stored = self.store.get(key)
+        if stored is not None and (self._is_dense or "shares_words" in stored):  # earlier versions did not store it
+            return stored["order"], stored.get("shares_words", True)
+        if self._is_dense:
+            order, more = await self._by_embeddings(searched, query), {}
+        else:
+            order, more = searched.index.rank(query), {"shares_words": bool(searched.index.shared_words(query))}
         is_new = self.store.get(key) is None  # the same search may have been under way
         if is_new and not (args.dry_run or args.cached_only):
-            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order})
-        return order
+            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order[:MOST], **more})
+        return order[:MOST], more.get("shares_words", True)
 
     async def _by_embeddings(self, searched: Searched, query: str) -> list[int]:
         import numpy as np

@@ -1,6 +1,7 @@
 """ask.search: a method's own queries, by shared words or by an encoder."""
 
 import asyncio
+import hashlib
 import json
 import random
 import shutil
@@ -19,7 +20,7 @@ from tiny_encoder import save_tiny_encoder
 import baselines
 from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
-from retrieval.search import Search
+from retrieval.search import Search, Searched
 from utils import batch
 from utils.benchmarks import task_of
 from utils.cli import UserError
@@ -27,6 +28,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest
 from utils.generation import batches
 from utils.records.datasets import read_dataset
+from utils.runs.trace import read_turns
 
 ASKS_FIRST = """
 async def answer(record, ask):
@@ -96,7 +98,7 @@ def check_orders(dataset, ranked, ranker, encoder, store):
     search = Search(args, task, str(dataset))
 
     async def orders():
-        return [await search.order(search.open(record), record["question"]) for record in records.values()]
+        return [(await search.order(search.open(record), record["question"]))[0] for record in records.values()]
 
     best = {record["id"]: record["profile"] for record in read_dataset(str(ranked), ["profile"])}
     for record, order in zip(records.values(), asyncio.run(orders()), strict=True):
@@ -463,3 +465,58 @@ def test_search_then_answer_reads_all_posts_without_ids(runs, tmp_path):
     runs.run("--set", "k=1", dataset=write_posts(tmp_path / "posts.json", ["", "", "", ""]))
     [answer] = runs.answers["q"]
     assert answer["notes"]["num_turns"] == 4 and answer["posts_shown"] == [0, 1, 2, 3]
+
+
+# Queries that share no word with a post
+
+SEARCHES_EACH = """
+QUERIES = ["basil", "zebra", "薄荷", "the", "c++", "?"]
+
+async def answer(record, ask):
+    for query in QUERIES:
+        await ask.search(query, k=1)
+    return "done"
+"""
+
+
+def test_queries_without_a_shared_word_are_counted(runs, tmp_path, capsys):
+    texts = ["My basil died.", "阳台上的薄荷枯萎", "I write C++", "Which stove?"]
+    path = write_posts(tmp_path / "posts.json", "abcd", texts)
+    runs.write(SEARCHES_EACH)
+    for _ in range(2):  # the second time, the orders are stored
+        runs.run("--trace", "--overwrite", dataset=path)
+        printed = capsys.readouterr().out
+        assert "0 posts left out for length, 3 queries without a shared word" in printed
+        assert read_manifest(runs.output)["counts"]["queries without a shared word"] == 3
+        searches = runs.answers["q"][0]["searches"]
+        assert [search["ids"] for search in searches] == [["a"], ["a"], ["b"], ["a"], ["c"], ["a"]]
+        assert [search["query"] for search in searches if "no_shared_words" in search] == ["zebra", "the", "?"]
+        lines = [json.loads(line) for line in runs.output.with_name("answers.json.trace.jsonl").open()]
+        assert [line.get("no_shared_words", False) for line in lines] == [False, True, False, True, False, True]
+    assert read_turns(str(runs.output))["q"].count("no post has a word of the query") == 3
+
+
+def test_nothing_is_said_where_words_are_shared_or_not_compared(runs, dense, tmp_path, capsys):
+    runs.write(SEARCHES_EACH.replace('"zebra", "薄荷", "the", "c++", "?"', '"stove"'))
+    runs.run(dataset=write_posts(tmp_path / "posts.json", "abcd"))
+    runs.write(SEARCHES_EACH)
+    runs.run(*dense, dataset=write_posts(tmp_path / "posts.json", "abcd"), output=tmp_path / "dense.json")
+    empty = write_posts(tmp_path / "empty.json", "", "")
+    runs.run(dataset=empty, output=tmp_path / "empty_answers.json")
+    assert "shared word" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "is_same"),
+    [
+        ("Which stove?", "My basil died — naïve me.", True),
+        ("Which stove?", "I write C# daily.", False),
+        ("薄荷", "My basil died.", False),
+    ],
+)
+def test_orders_of_plain_texts_keep_their_keys(query, text, is_same):
+    record = {"id": "q", "question": "q", "profile": [{"text": text}]}
+    searched = Searched(record, task_of("", [record]))
+    before = hashlib.sha256(json.dumps([text]).encode() + json.dumps(query).encode()).hexdigest()[:32]
+    assert searched.key(query, by_words=False) == before
+    assert (searched.key(query, by_words=True) == before) is is_same

@@ -166,10 +166,10 @@ class Ask(Steps):
         query, number = writable(query), await self._begin_step()
         task = asyncio.create_task(self._around.search.order(self._searched, query))
         task.add_done_callback(partial(self._land, "search", None))
-        order, profile = await self._result(task), self._record["profile"]
+        (order, shares_words), profile = await self._result(task), self._record["profile"]
         best = [place for place in order if place not in excluded][:k]
         best_ids = [self._searched.ids[place] for place in best]
-        self._steps[number] = {"query": query, "ids": best_ids}
+        self._steps[number] = {"query": query, "ids": best_ids, **({} if shares_words else {"no_shared_words": True})}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
         return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
 
