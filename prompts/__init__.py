@@ -79,7 +79,7 @@ class Prompt:
 
         A paragraph whose placeholders are all empty, such as the one with past posts if there are none, is left out
         with its heading, except in an exact prompt. A user's or assistant's part without text is left out, except the
-        last user's part, so that a model never gets an empty turn; the parts around it, if of one role, are joined.
+        last user's part, which is what the model answers; the parts around it, if of one role, are joined.
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
 

@@ -99,9 +99,6 @@ def make_call(
     window = replace(model.window, max_tokens=policy.max_tokens)
     fit = window.fit_trimmed if trimmed else window.fit
     fitted = fit(prompt, items, task.join, **filled)
-    users = [message["content"] for message in fitted.messages if message["role"] == "user"] if fitted else []
-    if users and not users[-1].strip():
-        raise ValueError("ask: the prompt's last [user] part is empty; give it a text")
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
         before = getattr(model.chat, "prompt_end", "<think>")  # the last message may end the thought
         policy = replace(policy, opened=opening_of(before + fitted.messages[-1]["content"]) is not None)
