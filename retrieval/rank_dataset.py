@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import BY_WORDS, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
+from retrieval import BY_WORDS, FULL_LENGTH, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -134,9 +134,9 @@ def main(argv: list[str] | None = None) -> int:
     ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
     ranked.is_finished()
     if args.dry_run:
-        check_embedder(args, source, task_as_read)
+        check_embedder(args, source, task_as_read, pooling)
         count_items(args, source, settings["use_date"])
-        print_dry_run(args, source, len(keys), ranked.finished)
+        print_dry_run(args, source, len(keys), ranked.finished, pooling)
         return 0
     kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
     if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
@@ -222,18 +222,21 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     return counts
 
 
-def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> None:
+def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooling: "Pooling | None") -> None:
     """Raise UserError if the encoder's tokenizer cannot be used, or turns a text into tokens that the model lacks."""
-    if args.ranker in WITH_ENCODER:
+    if pooling:
         from retrieval.encoder import open_tokenizer
 
-        tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, args.max_length)
+        tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, pooling)
         for number in range(len(source.sizes) if size and len(tokenizer) > size else 0):
             for text in texts_of(task, source.read(number)):
-                check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
+                ids = tokenizer(text, truncation=True, max_length=pooling.max_length).input_ids
+                check_tokens(ids, tokenizer, size)
 
 
-def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool) -> None:
+def print_dry_run(
+    args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool, pooling: "Pooling | None"
+) -> None:
     """Print what would be ranked, and what this machine has and lacks for that.
 
     With --dry_run FILE, also write there how much would be embedded.
@@ -243,8 +246,8 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
     items = named(num_items, source.dataset.task.item_words)
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
-    if args.ranker in WITH_ENCODER:
-        print(f"up to {counted(num_texts, 'text')} to embed, cut at {args.max_length} tokens")
+    if pooling:
+        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
     if isinstance(args.dry_run, str):
@@ -252,7 +255,7 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
         value_bytes = 4 if args.dtype == "float32" else 2
         figures = {"texts": num_texts, "tokens": tokens, "value_bytes": value_bytes}
         row = {"outputs": [args.output_dataset_addr], "unit": "texts", "model": args.model_name, **figures}
-        rows = [] if is_finished or args.ranker not in WITH_ENCODER else [row]
+        rows = [] if is_finished or not pooling else [row]
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
@@ -260,7 +263,7 @@ def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) 
     """Return the embeddings that are kept beside the output; UserError if none could be written there."""
     from retrieval.embeddings import Embeddings
 
-    described = settings_of_encoder(args, pooling) | {"max_length": args.max_length, "dtype": args.dtype}
+    described = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
     kept = Embeddings(folder / "embeddings", args.model_name, described)
     kept.check_writable()
     return kept
@@ -270,7 +273,8 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
-    settings |= settings_of_encoder(args, pooling) if pooling else {}
+    # Rankers without an encoder have always had the default length among their settings.
+    settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings

@@ -164,7 +164,7 @@ class Search:
         args = self._args
         try:
             self._pooling = find_pooling(args)
-            return settings_of_encoder(args, self._pooling) | {"max_length": args.max_length}
+            return settings_of_encoder(args, self._pooling)
         except UserError:
             if not args.cached_only:
                 raise

@@ -53,7 +53,7 @@ def embed_one_by_one(folder, texts, max_length, mode, normalize):
 @pytest.mark.parametrize("mode", ["mean", "cls"])
 @pytest.mark.parametrize(("name", "max_length"), [("bert", 512), ("xlm_roberta", 8192)])
 def test_embeddings_match_their_definition(folders, name, max_length, mode, normalize):
-    encoder = load_encoder(str(folders[name]), device="cpu", max_length=max_length, pooling=Pooling(mode, normalize))
+    encoder = load_encoder(str(folders[name]), device="cpu", pooling=Pooling(mode, normalize, max_length=max_length))
     ours, num_cut = embed_texts(encoder, TEXTS)
     assert num_cut == 1
     np.testing.assert_allclose(ours, embed_one_by_one(folders[name], TEXTS, max_length, mode, normalize), atol=1e-4)
@@ -62,7 +62,7 @@ def test_embeddings_match_their_definition(folders, name, max_length, mode, norm
 
 
 def test_a_text_of_8192_tokens_is_read_to_its_end(folders):
-    encoder = load_encoder(str(folders["xlm_roberta"]), device="cpu", max_length=8192, pooling=Pooling("cls", True))
+    encoder = load_encoder(str(folders["xlm_roberta"]), device="cpu", pooling=Pooling("cls", True, max_length=8192))
     words = ["cat"] * 8190  # with the two special tokens 8192
     texts = [" ".join(words), " ".join([*words[:-1], "rome"]), " ".join([*words, "rome"])]
     (whole, other, longer), num_cut = embed_texts(encoder, texts)
