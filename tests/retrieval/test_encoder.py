@@ -80,8 +80,8 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
                 all_at_work.wait(600)  # none does all of the work because the others begin late
             return self.model(**inputs)
 
-    encoder = replace(encoder, max_length=80)
-    several = Encoder(Replica("a"), encoder.tokenizer, encoder.max_length, (Replica("b"), Replica("c")))
+    encoder = replace(encoder, pooling=Pooling(max_length=80))
+    several = Encoder(Replica("a"), encoder.tokenizer, (Replica("b"), Replica("c")), encoder.pooling)
     texts = [f"{number} " + "word " * (number % 100) for number in range(500)]
     exact, num_cut = embed_texts(encoder, texts, batch_size=1)
     shared, num_cut_shared = embed_texts(several, texts, batch_size=1)
