@@ -8,8 +8,8 @@ import regex
 
 # Letters and marks of scripts that put no spaces between words: those that Lucene's CJKAnalyzer splits into bigrams,
 # and those of Unicode's line breaking class SA (Thai, Lao, Khmer, Burmese, ...).
-_CJK = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{scx=Hira}\p{scx=Kana}]"
-_UNSPACED = rf"[[{_CJK}\p{{Line_Break=SA}}]&&[[\p{{L}}\p{{N}}\p{{M}}]--\p{{Inherited}}]]"
+_CJK = r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{scx=Hira}\p{scx=Kana}]--\p{Inherited}]"
+_UNSPACED = rf"[[{_CJK}\p{{Line_Break=SA}}]&&[\p{{L}}\p{{N}}\p{{M}}]]"
 # Vowel signs and other marks that are a part of one script's letters. Accents, which scripts share, are not.
 _MARK = r"[\p{M}--\p{Inherited}]"
 _SYMBOLS = rf"[\p{{L}}--{_UNSPACED}](?:\+\+|#)"  # C++, C#
@@ -17,9 +17,10 @@ _RUN = rf"[[\p{{L}}\p{{N}}_{_MARK}]--{_UNSPACED}]{{2,}}"
 _WORD = regex.compile(rf"(?V1){_UNSPACED}+|{_SYMBOLS}|{_RUN}")
 _BEGINS_UNSPACED = regex.compile(rf"(?V1){_UNSPACED}")
 _CHARACTER = regex.compile(r"\X")  # a letter with its marks
-# Full and half width forms, decomposed Hangul, and voicing marks that may not be composed with their kana.
-_COMPOSED = regex.compile(rf"(?V1)[{_CJK}\uff00-\uffef\u3099\u309a]+")
-_BEYOND_RUNS = regex.compile(rf"(?V1){_UNSPACED}|{_MARK}|[\uff00-\uffef]|{_SYMBOLS}")
+# Normalized: full and half width forms, decomposed Hangul, and voicing marks that are not composed with their kana.
+_WIDE = rf"[{_CJK}\uff00-\uffef\u3099\u309a]"
+_NORMALIZED = regex.compile(rf"(?V1){_WIDE}+")
+_BEYOND_RUNS = regex.compile(rf"(?V1){_WIDE}|{_UNSPACED}|{_MARK}|{_SYMBOLS}")
 
 
 def words_of(text: str) -> list[str]:
@@ -30,7 +31,7 @@ def words_of(text: str) -> list[str]:
     Lao, Khmer, Burmese, ...) is split into bigrams, as by Lucene's CJKAnalyzer; a single such character is a word.
     """
     if not text.isascii():
-        text = _COMPOSED.sub(lambda run: normalize("NFKC", run[0]), text)
+        text = _NORMALIZED.sub(lambda run: normalize("NFKC", run[0]), text)
     words, stop_words = [], _stop_words()
     for word in _WORD.findall(text.lower()):
         if not word.isascii() and _BEGINS_UNSPACED.match(word):

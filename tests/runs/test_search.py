@@ -163,6 +163,7 @@ def test_a_history_is_searched_in_order_of_time(runs, personamem):
 async def answer(record, ask):
     turns = await ask.search(record["question"], k=3)
     none = await ask.search("cat", exclude=[item["id"] for item in record["profile"]])
+    ask.note(others=(await ask.search(record["question"], k=100, exclude=turns)).ids)
     ask.note(roles=[turn["role"] for turn in turns.first(9)], ids=[*turns.ids], none=[none.first(9), [*none.ids]])
     return await ask("rag", items=turns)
 """)
@@ -173,6 +174,7 @@ async def answer(record, ask):
         assert notes["ids"] == answer["searches"][0]["ids"] and len(notes["ids"]) == 3
         assert notes["roles"][0] == "system" and len(notes["roles"]) >= 4
         assert notes["none"] == [[], []]  # as record.best(0)
+        assert notes["others"] and not {*notes["ids"]} & {*notes["others"]}
 
 
 def test_odd_queries_at_once(runs, dense):
