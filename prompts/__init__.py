@@ -45,12 +45,14 @@ class History:
         fixed: indices of the messages that are never left out.
         items: indices of each item's messages, which are left out together; the first item is kept longest.
         ids: the items' ids, best first, if a search has found them.
+        places: the place of each message in the whole history, if this is a part of one.
     """
 
     messages: Messages
     fixed: Sequence[int]
     items: Sequence[Sequence[int]]
-    ids: Sequence[str] = ()
+    ids: Sequence[str | int] = ()
+    places: Sequence[int] = ()
 
     def first(self, number: int) -> Messages:
         """Return the turns of the first `number` items, and the fixed turns, in the prompt's order."""
@@ -76,7 +78,8 @@ class Prompt:
         """Return the chat messages with all placeholders replaced in one pass, and `turns` before the user's message.
 
         A paragraph whose placeholders are all empty, such as the one with past posts if there are none, is left out
-        with its heading, except in an exact prompt.
+        with its heading, except in an exact prompt. A user's or assistant's part without text is left out, except the
+        last user's part, which is what the model answers; the parts around it, if of one role, are joined.
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
 
@@ -95,10 +98,17 @@ class Prompt:
             return filled
 
         system = [] if self.system is None else [{"role": "system", "content": fill(self.system)}]
-        further = [{"role": role, "content": fill(text)} for role, text in self.further]
-        if further and further[-1] == {"role": "assistant", "content": ""}:
-            further.pop()  # nothing to continue
-        return [*system, *turns, {"role": "user", "content": fill(self.user)}, *further]
+        parts = [("user", self.user), *self.further]
+        last_user = max(number for number, (role, _) in enumerate(parts) if role == "user")
+        messages, is_left_out = [], False  # is_left_out: the part before
+        for number, (role, text) in enumerate(parts):
+            content, was_left_out = fill(text), is_left_out
+            is_left_out = not content.strip() and number != last_user
+            if was_left_out and not is_left_out and messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += f"\n\n{content}"
+            elif not is_left_out:
+                messages.append({"role": role, "content": content})
+        return [*system, *turns, *messages]
 
 
 def digests(prompts: Iterable[Prompt]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from retrieval import FULL_LENGTH
 from retrieval.pooling import MEAN, Pooling
 from utils.cli import UserError
 from utils.cli.errors import counted
@@ -23,7 +24,6 @@ from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
 
-FULL_LENGTH = 512  # tokens in one unit of --batch_size
 GPU_BATCH_SIZE = 64
 # On a CPU, larger batches are slower, because buffers outgrow its caches and padding grows: on two cores, BERT-base
 # took 10.5 s with a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Smaller batches are hardly faster, and slower if
@@ -46,7 +46,6 @@ class Encoder:
 
     model: Any
     tokenizer: Any
-    max_length: int  # tokens at which texts are cut, including special tokens
     replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; batches are distributed over all
     pooling: Pooling = MEAN
 
@@ -60,7 +59,6 @@ def load_encoder(
     cache_dir: str | None = None,
     device: str = "auto",
     dtype: str = "float32",
-    max_length: int = FULL_LENGTH,
     pooling: Pooling = MEAN,
 ) -> Encoder:
     """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
@@ -71,7 +69,7 @@ def load_encoder(
 
     Raises:
         UserError: `device` is "cuda", but torch finds no GPU; the model cannot be loaded, or reads fewer than
-            `max_length` tokens; or a GPU has no memory left for it.
+            `pooling.max_length` tokens; or a GPU has no memory left for it.
     """
     # A model with only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, which runs no
     # pickled code. But transformers would also ask the hub, from a background thread, to convert the model.
@@ -88,7 +86,7 @@ def load_encoder(
     # In bfloat16 on a CPU, torch's fused attention is half as fast as the separate products.
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
-    tokenizer, _ = open_tokenizer(model_name, cache_dir, max_length)
+    tokenizer, _ = open_tokenizer(model_name, cache_dir, pooling)
     with loading(model_name, *MODEL_FILES):
         try:
             model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -103,16 +101,19 @@ def load_encoder(
     # Such a model fits any GPU that others don't use.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or exclude it with CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
-        return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
+        return Encoder(model.to(devices[0]), tokenizer, replicas, pooling)
 
 
-def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> tuple[Any, int | None]:
+def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> tuple[Any, int | None]:
     """Return the encoder's tokenizer, and the size of the model's vocabulary, None if its config does not have it.
 
-    UserError if loading fails, the model reads fewer than `max_length` tokens, or the tokenizer has no fast version.
+    UserError if loading fails, the model reads fewer than `pooling.max_length` tokens, or the tokenizer has no fast
+    version.
     """
+    import tokenizers
     import transformers
 
+    max_length = pooling.max_length
     source = pinned_source(model_name, cache_dir)
     with loading(model_name, "config.json"):
         config = transformers.AutoConfig.from_pretrained(model_name, **source)
@@ -128,6 +129,9 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> t
     if not tokenizer.is_fast:  # slow tokenizers do not report which texts they cut
         what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, and slow ones are not supported"
         raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
+    if pooling.lower_case:
+        normalizers = [tokenizers.normalizers.Lowercase(), tokenizer.backend_tokenizer.normalizer]
+        tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Sequence([*filter(None, normalizers)])
     return tokenizer, size
 
 
@@ -236,13 +240,13 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
 
 
 def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """Return the token ids of every text, int64 (T,), and how many texts were cut at max_length."""
+    """Return the token ids of every text, int64 (T,), and how many texts were cut at the encoder's length."""
     token_ids, num_cut, size = [], 0, getattr(encoder.model.config, "vocab_size", None)
     for start in range(0, len(texts), TOKENIZED_AT_ONCE):
         encoded = encoder.tokenizer(
             list(texts[start : start + TOKENIZED_AT_ONCE]),
             truncation=True,
-            max_length=encoder.max_length,
+            max_length=encoder.pooling.max_length,
             return_attention_mask=False,
             return_token_type_ids=False,
         )
@@ -299,6 +303,9 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)
         if pooling.mode == "cls":
             pooled = hidden[:, 0]
+        elif pooling.mode == "lasttoken":
+            last = hidden[torch.arange(count, device=model.device), lengths - 1]  # padding is on the right
+            pooled = last * (lengths > 0)[:, None]  # zeros, which are refused, for a text without tokens
         else:
             pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
         if pooling.normalize:

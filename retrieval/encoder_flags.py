@@ -22,13 +22,14 @@ def add_encoder_arguments(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
         help="BERT-like encoder, by hub name or folder (%(default)s)")
-    add("--max_length", type=positive_int, default=512, metavar="N",
-        help="maximum number of tokens per text; longer texts are cut (%(default)s)")
-    add("--pooling", choices=["mean", "cls"],
-        help="a text's embedding: the mean over its tokens, or the first token's (default: as in the model's "
-        "sentence-transformers files, else mean)")
+    add("--max_length", type=positive_int, metavar="N",
+        help="maximum number of tokens per text; longer texts are cut (default: as in the model's "
+        "sentence-transformers files, else 512)")
+    add("--pooling", choices=["mean", "cls", "lasttoken"],
+        help="a text's embedding: the mean over its tokens, or the first or last token's (default: as for "
+        "--max_length, else mean)")
     add("--normalize", action=argparse.BooleanOptionalAction,
-        help="scale embeddings to length 1, so that dot products are cosines (default: as for --pooling, else off)")
+        help="scale embeddings to length 1, so that dot products are cosines (default: as for --max_length, else off)")
     # fmt: on
 
 
@@ -37,13 +38,14 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
     from retrieval.pooling import choose_pooling
 
     check_model(args.model_name, args.cache_dir)
-    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
+    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize, args.max_length)
 
 
 def settings_of_encoder(args: argparse.Namespace, pooling: "Pooling") -> dict[str, Any]:
     """Return what an order by embeddings depends on besides flags."""
-    settings = {"pooling": pooling.mode, "normalize": pooling.normalize}
+    settings = {"pooling": pooling.mode, "normalize": pooling.normalize, "max_length": pooling.max_length}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)}
+    settings |= {"lower_case": True} if pooling.lower_case else {}
     return settings | ({"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {})
 
 
@@ -57,4 +59,4 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling", device: str, dtyp
     if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
         problem = "E5 models expect 'query: ' and 'passage: ' before texts, but this model's files define no prompts"
         print(f"note: {args.model_name}: {problem}, so none are added", file=sys.stderr)
-    return load_encoder(args.model_name, args.cache_dir, device, dtype, args.max_length, pooling)
+    return load_encoder(args.model_name, args.cache_dir, device, dtype, pooling)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retrieval.profiles import dates_of, texts_of
 from utils.benchmarks.checks import Record
@@ -20,24 +20,30 @@ if TYPE_CHECKING:
 
 BLOCK = 16_384  # texts embedded before their questions' orders are stored
 
+# An `order`, the numbers of a profile's items, best first; if words are compared, also `shares_words`: whether an item
+# has a word of the question.
+Ordered = dict[str, Any]
+
 
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
-) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with the numbers of its profile's items, best first, by a ranker that needs no model."""
+) -> Iterator[tuple[Record, Ordered]]:
+    """Yield each record with its profile's order, by a ranker that needs no model."""
     from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
         for record in records:
             query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
-                yield record, rankers.BM25Index(posts).rank(query)
+                index = rankers.BM25Index(posts)
+                yield record, {"order": index.rank(query), "shares_words": bool(index.shared_words(query))}
             elif args.ranker == "bm25-okapi":
-                yield record, rankers.rank_by_bm25_okapi(query, posts)
+                shares_words = not {*query.split()}.isdisjoint(word for post in posts for word in post.split())
+                yield record, {"order": rankers.rank_by_bm25_okapi(query, posts), "shares_words": shares_words}
             elif args.ranker == "recency":
-                yield record, rankers.rank_by_recency(dates_of(task, record))
+                yield record, {"order": rankers.rank_by_recency(dates_of(task, record))}
             else:
-                yield record, rankers.rank_at_random(len(posts), args.seed, record["id"])
+                yield record, {"order": rankers.rank_at_random(len(posts), args.seed, record["id"])}
             progress.update()
 
 
@@ -49,8 +55,8 @@ def order_by_embeddings(
     batch_size: int | None,
     kept: "Embeddings | None",
     counts: dict[str, int],
-) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with the numbers of its profile's items, best first; a block's texts are embedded once each.
+) -> Iterator[tuple[Record, Ordered]]:
+    """Yield each record with its profile's order; a block's texts are embedded once each.
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
@@ -81,7 +87,7 @@ def order_by_embeddings(
             for record in block:
                 rows_of_record = [row_of[text] for text in texts_of(task, record)]
                 refuse_unusable(record, usable[rows_of_record], encoder.model.config.name_or_path)
-                yield record, rank_by_embedding(embeddings, rows_of_record[0], rows_of_record[1:])
+                yield record, {"order": rank_by_embedding(embeddings, rows_of_record[0], rows_of_record[1:])}
 
 
 def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
@@ -98,13 +104,13 @@ def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
         )
 
 
-def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:
+def mix_with_recent(task: Task, orders: Iterator[tuple[Record, Ordered]]) -> Iterator[tuple[Record, Ordered]]:
     """Yield each record with its order alternating with the order by recency."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):
-        for record, order in orders:
-            yield record, alternate(order, rank_by_recency(dates_of(task, record)))
+        for record, ordered in orders:
+            yield record, {"order": alternate(ordered["order"], rank_by_recency(dates_of(task, record)))}
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:

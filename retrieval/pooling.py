@@ -1,23 +1,30 @@
 """How an encoder makes one embedding of a text, according to a model's sentence-transformers files.
 
 `modules.json` lists the layers (Transformer, Pooling, Normalize); `1_Pooling/config.json` sets the pooling;
-`config_sentence_transformers.json` has prefixes for questions and posts. A model without these files is mean-pooled,
-like Contriever (Izacard et al. 2022), not normalized, and without prefixes.
+`config_sentence_transformers.json` has prefixes for questions and posts, and how embeddings are compared;
+`sentence_bert_config.json` or the tokenizer has the length at which texts are cut. A model without these files is
+mean-pooled, like Contriever (Izacard et al. 2022), not normalized, without prefixes, and cut at 512 tokens. What the
+files name and this module does not support is refused: an embedding without it would not be the model's.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from retrieval import FULL_LENGTH
 from utils.cli import UserError
 from utils.models.hub import model_file
 
-MODES = ("mean", "cls")
-MODULES = {"Transformer", "Pooling", "Normalize"}
+MODES = ("mean", "cls", "lasttoken")
+MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}  # dropout is for training only
+LIBRARY = "sentence_transformers."  # begins the types of its own modules; others need code that comes with the model
 WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
-OVERRIDE = "--pooling mean or --pooling cls overrides this file"
+INSTEAD = "use another encoder, such as facebook/contriever-msmarco or BAAI/bge-m3"
+HIDDEN_STATES, FEATURES = "last_hidden_state", "feature-extraction"  # the transformer's output for a pooling, its task
+LONGEST = 1_000_000  # tokens; larger limits of a tokenizer mean that there is none
 # Names of prompts in config_sentence_transformers.json, by sentence-transformers' rule for questions and documents.
 QUERY, PASSAGE = ("query",), ("document", "passage", "corpus")
 
@@ -26,54 +33,109 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pooling:
-    """What is put before a text, and how hidden states (T, D) become an embedding (D,)."""
+    """What is put before a text, where it is cut, and how hidden states (T, D) become an embedding (D,)."""
 
-    mode: str = "mean"  # over all tokens, or "cls", the first token's state
+    mode: str = "mean"  # over all tokens; or "cls", the first token's state, or "lasttoken", the last one's
     normalize: bool = False  # to length 1, so that a dot product is a cosine
     prefixes: tuple[str, str] = ("", "")  # of a question and of a post
+    max_length: int = FULL_LENGTH  # tokens, including special tokens
+    lower_case: bool = False  # whether texts are read in lower case, whatever the tokenizer does
 
     def __str__(self) -> str:
         query, passage = self.prefixes
         pooling = f"{self.mode} pooling" + (", normalized" if self.normalize else "")
-        return pooling + (f", {query!r} before questions, {passage!r} before posts" if query or passage else "")
+        pooling += f", {query!r} before questions, {passage!r} before posts" if query or passage else ""
+        pooling += ", in lower case" if self.lower_case else ""
+        return pooling + (f", cut at {self.max_length} tokens" if self.max_length != FULL_LENGTH else "")
 
 
 MEAN = Pooling()  # Contriever's
 
 
 def choose_pooling(
-    name: str, cache_dir: str | None = None, mode: str | None = None, normalize: bool | None = None
+    name: str,
+    cache_dir: str | None = None,
+    mode: str | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
 ) -> Pooling:
     """Return the user's pooling, completed from the model's files; call `check_model` first.
 
+    Prints a note for each value of the user that differs from the files.
+
     Raises:
-        UserError: the files are damaged; they name an unsupported layer or pooling, and `mode` is not given; the model
-            is an encoder-decoder; or the hub fails.
+        UserError: the files are damaged, or name what is not supported (a pooling only if `mode` is not given); the
+            model is an encoder-decoder; or the hub fails.
     """
-    if name in WITHOUT_FILES:
-        return Pooling(mode or MEAN.mode, bool(normalize))
-    if _read(name, "config.json", cache_dir, lambda config: config.get("is_encoder_decoder")):
+    given = {"mode": mode, "normalize": normalize, "max_length": max_length}
+    given = {field: value for field, value in given.items() if value is not None}
+    stated = {} if name in WITHOUT_FILES else _stated(name, cache_dir, mode is not None)
+    flags = {
+        "mode": f"--pooling {mode}",
+        "normalize": "--normalize" if normalize else "--no-normalize",
+        "max_length": f"--max_length {max_length}",
+    }
+    for field in given:
+        if stated.get(field, given[field]) != given[field]:
+            print(f"note: {name}: {flags[field]} overrides its files ({field}: {stated[field]})", file=sys.stderr)
+    return Pooling(**stated | given)
+
+
+def _stated(name: str, cache_dir: str | None, has_mode: bool) -> dict[str, Any]:
+    """Return the fields of a `Pooling` that the model's files state; with `has_mode`, `mode` may be any."""
+    config = _read(name, "config.json", cache_dir, dict) or {}
+    if config.get("is_encoder_decoder"):
         raise UserError(
             f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
         )
-    prefixes = _read(name, "config_sentence_transformers.json", cache_dir, _prefixes_of) or MEAN.prefixes
-    modules = None
-    if mode is None or normalize is None:
+    stated: dict[str, Any] = {}
+    file = "config_sentence_transformers.json"
+    comparison = _read(name, file, cache_dir, lambda config: (_prefixes_of(config), config.get("similarity_fn_name")))
+    stated["prefixes"], similarity = comparison or (MEAN.prefixes, None)
 
-        def kinds_and_paths(entries: list[dict[str, str]]) -> list[tuple[str, str]]:
-            # Only a class's name is the same in all versions of the library; its Python module is not.
-            return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in entries]
+    def kinds_and_paths(entries: list[dict[str, str]]) -> list[tuple[str, str]]:
+        # Only a class's name is the same in all versions of the library; its Python module is not.
+        kinds = (entry["type"].rpartition(".") for entry in entries)
+        kinds = [kind if module.startswith(LIBRARY) else f"{module}.{kind}" for module, _, kind in kinds]
+        return list(zip(kinds, (entry["path"] for entry in entries), strict=True))
 
-        modules = _read(name, "modules.json", cache_dir, kinds_and_paths)
-    if modules is None:
-        return Pooling(mode or MEAN.mode, bool(normalize), prefixes)
-    kinds = [kind for kind, _ in modules]
-    if mode is None:
+    modules = _read(name, "modules.json", cache_dir, kinds_and_paths)
+    if modules is not None:
+        kinds = [kind for kind, _ in modules]
         if other := sorted(set(kinds) - MODULES):
-            raise UserError(f"{name}: modules.json: unsupported layer {other[0]}\n  {OVERRIDE}")
+            raise UserError(f"{name}: modules.json: unsupported layer {other[0]}\n  {INSTEAD}")
         paths = [path for kind, path in modules if kind == "Pooling"]
-        mode = _read_mode(name, paths[0], cache_dir) if paths else MEAN.mode
-    return Pooling(mode, "Normalize" in kinds if normalize is None else normalize, prefixes)
+        stated |= {"normalize": "Normalize" in kinds, "mode": MEAN.mode}
+        stated |= _stated_mode(name, paths[0], cache_dir, has_mode, any(stated["prefixes"])) if paths else {}
+    if similarity == "cosine":
+        stated["normalize"] = True
+    elif similarity not in (None, "dot") and not (similarity == "euclidean" and stated.get("normalize")):
+        raise UserError(f"{name}: {file}: {similarity} similarity is not supported\n  {INSTEAD}")
+    # Old models have the architecture's name in the file's name.
+    for file in dict.fromkeys(["sentence_bert_config.json", f"sentence_{config.get('model_type')}_config.json"]):
+        if (settings := _read(name, file, cache_dir, _transformer_of)) is not None:
+            output, of_transformer = settings
+            if output != HIDDEN_STATES:
+                raise UserError(f"{name}: {file}: unsupported output of the transformer: {output}\n  {INSTEAD}")
+            stated |= of_transformer
+            break
+    if modules is not None and "max_length" not in stated:
+        most = _read(
+            name, "tokenizer_config.json", cache_dir, lambda config: int(config.get("model_max_length") or LONGEST)
+        )
+        if most is not None and most < LONGEST:
+            stated["max_length"] = min(most, config.get("max_position_embeddings") or most)
+    return stated
+
+
+def _transformer_of(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Return the output of the transformer that is pooled, and fields of a `Pooling`."""
+    text = (config.get("modality_config") or {"text": {}}).get("text", {"method_output_name": None})
+    output = text.get("method_output_name", HIDDEN_STATES)
+    if (task := config.get("transformer_task", FEATURES)) != FEATURES:
+        output = task
+    fields = {"max_length": int(config["max_seq_length"])} if config.get("max_seq_length") else {}
+    return output, fields | ({"lower_case": True} if config.get("do_lower_case") else {})
 
 
 def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
@@ -87,16 +149,20 @@ def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
     return prefix(QUERY), prefix(PASSAGE)
 
 
-def _read_mode(name: str, path: str, cache_dir: str | None) -> str:
+def _stated_mode(name: str, path: str, cache_dir: str | None, has_mode: bool, has_prefixes: bool) -> dict[str, str]:
+    """Return `mode` as a pooling layer's config states it."""
     file = f"{path}/config.json"
-    modes = _read(name, file, cache_dir, _modes_of)
-    if modes is None:
-        raise UserError(f"{name}: lacks {file}, which its modules.json names\n  {OVERRIDE}")
-    if len(modes) > 1:
-        raise UserError(f"{name}: {file}: combines {' and '.join(modes)} pooling, which is not supported\n  {OVERRIDE}")
-    if modes[0] not in MODES:
-        raise UserError(f"{name}: {file}: {modes[0]} pooling is not supported\n  {OVERRIDE}")
-    return modes[0]
+    pooling = _read(name, file, cache_dir, lambda config: (_modes_of(config), config.get("include_prompt", True)))
+    if pooling is None:
+        if has_mode:
+            return {}
+        raise UserError(f"{name}: lacks {file}, which its modules.json names\n  restore it, or give its --pooling")
+    mode, includes_prefix = " and ".join(pooling[0]), pooling[1]
+    if has_prefixes and not includes_prefix and mode != "lasttoken":
+        raise UserError(f"{name}: {file}: pooling without the prefix is not supported\n  {INSTEAD}")
+    if not has_mode and mode not in MODES:
+        raise UserError(f"{name}: {file}: {mode} pooling is not supported\n  {INSTEAD}")
+    return {"mode": mode}
 
 
 def _modes_of(config: dict[str, Any]) -> list[str]:
@@ -116,5 +182,4 @@ def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T])
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        way = "" if file.startswith("config") else ", or give --pooling and --[no-]normalize"
-        raise UserError(f"{path}: damaged\n  repair it{way}") from None
+        raise UserError(f"{path}: damaged\n  repair it") from None

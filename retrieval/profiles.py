@@ -23,19 +23,29 @@ class Source:
     """The questions to rank; with --random_profile, each has another user's profile.
 
     They stay on disk, because a file may be larger than the memory.
+
+    Attributes:
+        sizes: the number of posts in each question's profile.
+        undated: of these, the number of posts without a date.
+        by_date: whether the ranker uses dates.
+        has_other_words: whether BM25 reads a text otherwise than in earlier versions.
     """
 
     def __init__(self, args: argparse.Namespace):
         """Check the dataset; UserError if it is invalid, or --random_profile cannot swap its profiles."""
+        from retrieval.words import has_other_words
+
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
-        self._unit = args.unit
+        self._unit, self.has_other_words = args.unit, False
         for record in self.dataset.scan(needs=["profile"]):
             record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
             undated.append(dates_of(self.dataset.task, record).count(None))
             users.append(user_of(self.dataset.task, record))
+            if args.ranker == "bm25" and not self.has_other_words:
+                self.has_other_words = any(map(has_other_words, texts_of(self.dataset.task, record)))
             if "profile_owner" in record:
                 swapped.append(record["id"])
         self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
@@ -57,8 +67,8 @@ class Source:
                 same = f"field {self.dataset.task.user_field!r} is always {users[0][1]!r} ({questions})"
                 raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
             self._owners = draw_owners(users, args.seed)
-        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts in each question's profile
-        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of these, posts without a date
+        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
     def read(self, number: int) -> Record:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import WITH_ENCODER, WITHOUT_TEXTS
+from retrieval import BY_WORDS, FULL_LENGTH, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -126,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
+    settings |= {"words": WORDS_VERSION} if source.has_other_words else {}
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
@@ -133,9 +134,9 @@ def main(argv: list[str] | None = None) -> int:
     ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
     ranked.is_finished()
     if args.dry_run:
-        check_embedder(args, source, task_as_read)
+        check_embedder(args, source, task_as_read, pooling)
         count_items(args, source, settings["use_date"])
-        print_dry_run(args, source, len(keys), ranked.finished)
+        print_dry_run(args, source, len(keys), ranked.finished, pooling)
         return 0
     kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
     if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
@@ -148,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
+        counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.publish(device, counts=counts)
     posts = named(counts["posts"], task.item_words)
@@ -171,8 +173,10 @@ def order_all(
     of embedded and kept texts are added to `counts`.
     """
     for key in ranked.keys:
-        if (stored := store.get(id_hash(*key))) is not None:
-            ranked.pieces[key] = {"value": stored["order"]}
+        stored = store.get(id_hash(*key))
+        # Earlier versions did not store whether words are shared.
+        if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
+            ranked.pieces[key] = {"value": stored["order"], "shares_words": stored.get("shares_words", True)}
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
     if left and pooling:
@@ -183,11 +187,26 @@ def order_all(
     else:
         orders = order_by_ranker(task, records, len(left), args)
     with closing(orders):  # so that its progress line ends before an error is printed
-        for record, order in orders:
+        for record, ordered in orders:
             if (record["id"],) not in ranked.pieces:
-                store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
-                ranked.pieces[record["id"],] = {"value": order}
+                if store.get(id_hash(record["id"])) is None:
+                    store.add(id_hash(record["id"]), {"id": record["id"], **ordered})
+                shares_words = ordered.get("shares_words", True)
+                ranked.pieces[record["id"],] = {"value": ordered["order"], "shares_words": shares_words}
     return device
+
+
+def note_unmatched(args: argparse.Namespace, source: Source, ranked: Output) -> dict[str, int]:
+    """Return the count of questions that share no word with any of their items, and print it; empty if it is 0."""
+    sizes = zip(ranked.keys, source.sizes, strict=True)
+    unmatched = sum(size > 0 and not ranked.pieces[key]["shares_words"] for key, size in sizes)
+    if not unmatched:
+        return {}
+    order = "the file's order" if args.ranker == "bm25" else "the file's order, reversed"
+    questions = f"{unmatched} of {counted(len(ranked.keys), 'question')}"
+    problem = f"{questions} share no word with any of their {source.dataset.task.item_words}, which stay in {order}"
+    print(f"note: {args.input_dataset_addr}: {problem}", file=sys.stderr)
+    return {"questions_without_shared_words": unmatched}
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
@@ -203,18 +222,21 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     return counts
 
 
-def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> None:
+def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooling: "Pooling | None") -> None:
     """Raise UserError if the encoder's tokenizer cannot be used, or turns a text into tokens that the model lacks."""
-    if args.ranker in WITH_ENCODER:
+    if pooling:
         from retrieval.encoder import open_tokenizer
 
-        tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, args.max_length)
+        tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, pooling)
         for number in range(len(source.sizes) if size and len(tokenizer) > size else 0):
             for text in texts_of(task, source.read(number)):
-                check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
+                ids = tokenizer(text, truncation=True, max_length=pooling.max_length).input_ids
+                check_tokens(ids, tokenizer, size)
 
 
-def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool) -> None:
+def print_dry_run(
+    args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool, pooling: "Pooling | None"
+) -> None:
     """Print what would be ranked, and what this machine has and lacks for that.
 
     With --dry_run FILE, also write there how much would be embedded.
@@ -224,8 +246,8 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
     items = named(num_items, source.dataset.task.item_words)
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
-    if args.ranker in WITH_ENCODER:
-        print(f"up to {counted(num_texts, 'text')} to embed, cut at {args.max_length} tokens")
+    if pooling:
+        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
     if isinstance(args.dry_run, str):
@@ -233,7 +255,7 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
         value_bytes = 4 if args.dtype == "float32" else 2
         figures = {"texts": num_texts, "tokens": tokens, "value_bytes": value_bytes}
         row = {"outputs": [args.output_dataset_addr], "unit": "texts", "model": args.model_name, **figures}
-        rows = [] if is_finished or args.ranker not in WITH_ENCODER else [row]
+        rows = [] if is_finished or not pooling else [row]
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
@@ -241,7 +263,7 @@ def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) 
     """Return the embeddings that are kept beside the output; UserError if none could be written there."""
     from retrieval.embeddings import Embeddings
 
-    described = settings_of_encoder(args, pooling) | {"max_length": args.max_length, "dtype": args.dtype}
+    described = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
     kept = Embeddings(folder / "embeddings", args.model_name, described)
     kept.check_writable()
     return kept
@@ -251,7 +273,8 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
-    settings |= settings_of_encoder(args, pooling) if pooling else {}
+    # Rankers without an encoder have always had the default length among their settings.
+    settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings

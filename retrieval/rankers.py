@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from retrieval.words import words_of
+
 Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
 
 
@@ -35,30 +37,27 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
 class BM25Index:
     """A profile's index for BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults).
 
-    The paper does not use BM25. Words are lower-cased runs of two or more letters or digits, without English stop
-    words and without stemming.
+    The paper does not use BM25. `words_of` says what a word is.
     """
 
     def __init__(self, posts: Sequence[str]):
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, regardless of the root logger
-        words = _words(posts)
+        words = list(map(words_of, posts))
         self._vocabulary, self._num_posts = {word for post in words for word in post}, len(posts)
         if self._vocabulary:
             self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
             self._index.index(words, show_progress=False)
 
+    def shared_words(self, question: str) -> list[str]:
+        """Return the question's words that occur in a post."""
+        return [word for word in words_of(question) if word in self._vocabulary]
+
     def rank(self, question: str) -> list[int]:
         """Return the posts' order. If no word of the question occurs in any post, they stay in file order."""
-        query = [word for word in _words([question])[0] if word in self._vocabulary]
+        query = self.shared_words(question)
         return best_first(self._index.get_scores(query)) if query else list(range(self._num_posts))
-
-
-def _words(texts: Sequence[str]) -> list[list[str]]:
-    import bm25s
-
-    return bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
 
 
 def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:

@@ -7,12 +7,13 @@ import argparse
 import asyncio
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import WITHOUT_TEXTS
+from retrieval import WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -68,13 +69,52 @@ class Searched:
         self.question, *self.texts = texts_of(task, record)
 
     @cached_property
+    def _own_ids(self) -> list[str]:
+        """Each item's id in the dataset, as a text; "" if it has none."""
+        return [_as_text(item.get("id")) for item in self.record["profile"]]
+
+    @cached_property
+    def ids(self) -> list[str | int]:
+        """One id per item, all different.
+
+        An item whose id is missing, empty or shared with another item has its place in the profile, from 0, instead.
+        """
+        counts = Counter(self._own_ids)
+        return [own if own and counts[own] == 1 else place for place, own in enumerate(self._own_ids)]
+
+    def places(self, ids: Iterable[str | int]) -> set[int]:
+        """Return the places of the items with these `ids`, or ids in the dataset, which several items may share.
+
+        ValueError for an empty id.
+        """
+        place_of, places = {post_id: place for place, post_id in enumerate(self.ids)}, set()
+        for post_id in ids:
+            if not _as_text(post_id):
+                raise ValueError(f"{post_id!r} is not an id; give posts that a search has found, or their ids")
+            if post_id in place_of:
+                places.add(place_of[post_id])
+            else:
+                places.update(place for place, own in enumerate(self._own_ids) if own == _as_text(post_id))
+        return places
+
+    @cached_property
     def _digest(self) -> "hashlib._Hash":
         return hashlib.sha256(json.dumps(self.texts).encode())
 
-    def key(self, query: str) -> str:
-        """Return the store's key for the order of this profile's items by a query."""
+    @cached_property
+    def _has_other_words(self) -> bool:
+        from retrieval.words import has_other_words
+
+        return any(map(has_other_words, self.texts))
+
+    def key(self, query: str, by_words: bool) -> str:
+        """Return the store's key for the order of this profile's items by a query, which compares words or not."""
+        from retrieval.words import has_other_words
+
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())
+        if by_words and (self._has_other_words or has_other_words(query)):
+            digest.update(json.dumps({"words": WORDS_VERSION}).encode())
         return digest.hexdigest()[:KEY_DIGITS]
 
     @cached_property
@@ -82,6 +122,10 @@ class Searched:
         from retrieval.rankers import BM25Index
 
         return BM25Index(self.texts)
+
+
+def _as_text(post_id: str | int | None) -> str:
+    return "" if post_id is None else str(post_id).strip()
 
 
 class Search:
@@ -120,7 +164,7 @@ class Search:
         args = self._args
         try:
             self._pooling = find_pooling(args)
-            return settings_of_encoder(args, self._pooling) | {"max_length": args.max_length}
+            return settings_of_encoder(args, self._pooling)
         except UserError:
             if not args.cached_only:
                 raise
@@ -161,8 +205,11 @@ class Search:
     def open(self, record: Record) -> Searched:
         return Searched(record, self._task)
 
-    async def order(self, searched: Searched, query: str) -> list[int]:
+    async def order(self, searched: Searched, query: str) -> tuple[list[int], bool]:
         """Return the numbers of the best items in the profile, best first, at most `MOST`; ties stay in file order.
+
+        Also return False if words are compared and no item has a word of the query, so that the items are in file
+        order; otherwise True.
 
         Raises:
             NotStoredError: with --dry_run, if the order needs the encoder.
@@ -171,15 +218,19 @@ class Search:
         if query == searched.record["question"]:
             query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
         if not searched.texts:
-            return []
-        key, args = searched.key(query), self._args
-        if (stored := self.store.get(key)) is not None:
-            return stored["order"]
-        order = (await self._by_embeddings(searched, query) if self._is_dense else searched.index.rank(query))[:MOST]
+            return [], True
+        key, args = searched.key(query, not self._is_dense), self._args
+        stored = self.store.get(key)
+        if stored is not None and (self._is_dense or "shares_words" in stored):  # earlier versions did not store it
+            return stored["order"], stored.get("shares_words", True)
+        if self._is_dense:
+            order, more = await self._by_embeddings(searched, query), {}
+        else:
+            order, more = searched.index.rank(query), {"shares_words": bool(searched.index.shared_words(query))}
         is_new = self.store.get(key) is None  # the same search may have been under way
         if is_new and not (args.dry_run or args.cached_only):
-            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order})
-        return order
+            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order[:MOST], **more})
+        return order[:MOST], more.get("shares_words", True)
 
     async def _by_embeddings(self, searched: Searched, query: str) -> list[int]:
         import numpy as np

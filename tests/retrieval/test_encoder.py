@@ -12,6 +12,7 @@ from test_pooling import embed_one_by_one
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder
+from retrieval.pooling import Pooling
 from utils.cli import UserError
 
 TEXTS = [
@@ -79,8 +80,8 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
                 all_at_work.wait(600)  # none does all of the work because the others begin late
             return self.model(**inputs)
 
-    encoder = replace(encoder, max_length=80)
-    several = Encoder(Replica("a"), encoder.tokenizer, encoder.max_length, (Replica("b"), Replica("c")))
+    encoder = replace(encoder, pooling=Pooling(max_length=80))
+    several = Encoder(Replica("a"), encoder.tokenizer, (Replica("b"), Replica("c")), encoder.pooling)
     texts = [f"{number} " + "word " * (number % 100) for number in range(500)]
     exact, num_cut = embed_texts(encoder, texts, batch_size=1)
     shared, num_cut_shared = embed_texts(several, texts, batch_size=1)
@@ -154,7 +155,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
     save_tiny_encoder(tmp_path, max_positions=64)
     with pytest.raises(UserError, match="at most 64 tokens; give --max_length 64 or less"):
         load_encoder(str(tmp_path), device="cpu")
-    assert embed_texts(load_encoder(str(tmp_path), device="cpu", max_length=64), TEXTS)[1] == 3
+    assert embed_texts(load_encoder(str(tmp_path), device="cpu", pooling=Pooling(max_length=64)), TEXTS)[1] == 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """ask.search: a method's own queries, by shared words or by an encoder."""
 
 import asyncio
+import hashlib
 import json
 import random
 import shutil
@@ -19,7 +20,7 @@ from tiny_encoder import save_tiny_encoder
 import baselines
 from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
-from retrieval.search import Search
+from retrieval.search import Search, Searched
 from utils import batch
 from utils.benchmarks import task_of
 from utils.cli import UserError
@@ -27,6 +28,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest
 from utils.generation import batches
 from utils.records.datasets import read_dataset
+from utils.runs.trace import read_turns
 
 ASKS_FIRST = """
 async def answer(record, ask):
@@ -96,7 +98,7 @@ def check_orders(dataset, ranked, ranker, encoder, store):
     search = Search(args, task, str(dataset))
 
     async def orders():
-        return [await search.order(search.open(record), record["question"]) for record in records.values()]
+        return [(await search.order(search.open(record), record["question"]))[0] for record in records.values()]
 
     best = {record["id"]: record["profile"] for record in read_dataset(str(ranked), ["profile"])}
     for record, order in zip(records.values(), asyncio.run(orders()), strict=True):
@@ -161,6 +163,7 @@ def test_a_history_is_searched_in_order_of_time(runs, personamem):
 async def answer(record, ask):
     turns = await ask.search(record["question"], k=3)
     none = await ask.search("cat", exclude=[item["id"] for item in record["profile"]])
+    ask.note(others=(await ask.search(record["question"], k=100, exclude=turns)).ids)
     ask.note(roles=[turn["role"] for turn in turns.first(9)], ids=[*turns.ids], none=[none.first(9), [*none.ids]])
     return await ask("rag", items=turns)
 """)
@@ -171,6 +174,7 @@ async def answer(record, ask):
         assert notes["ids"] == answer["searches"][0]["ids"] and len(notes["ids"]) == 3
         assert notes["roles"][0] == "system" and len(notes["roles"]) >= 4
         assert notes["none"] == [[], []]  # as record.best(0)
+        assert notes["others"] and not {*notes["ids"]} & {*notes["others"]}
 
 
 def test_odd_queries_at_once(runs, dense):
@@ -323,6 +327,8 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
         ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
+        ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not an id"),
+        ('await ask.search("a", exclude=[None])', "line 2: ValueError: ask.search: exclude: None is not an id"),
         ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],
 )
@@ -375,3 +381,144 @@ def test_a_finished_ranking_keeps_its_embeddings_later(encoder, tmp_path):
         counts = read_manifest(ranked)["counts"]
         assert counts["texts_kept"] == 136 and 0 < counts["texts_embedded"] < 136
     assert ranked.read_bytes() == whole
+
+
+# Posts without an id of their own
+
+TWICE = """
+async def answer(record, ask):
+    first = await ask.search("herbs basil", k=1)
+    second = await ask.search("herbs basil", k=9, exclude=first.ids)
+    third = await ask.search("herbs basil", k=9, exclude=[*first.ids, *second.ids])
+    ask.note(texts=[*first, *second], num_left=len(third))
+    return "done"
+"""
+HERBS = ["My basil herbs died.", "Basil grows herbs everywhere, why?", "Herbs bolt in May.", "Which stove?"]
+
+
+def write_posts(path, ids, texts=HERBS):
+    """Write a dataset of one question; a post whose id is `...` has none."""
+    profile = [{"id": post_id, "text": text} for post_id, text in zip(ids, texts, strict=True)]
+    profile = [{name: value for name, value in post.items() if value is not ...} for post in profile]
+    record = {"id": "q", "question": "How do I keep herbs?", "narrative": "n", "category": "c", "rubric_aspects": []}
+    path.write_text(json.dumps([record | {"profile": profile}]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ids", "first_id"),
+    [
+        (["a", "b", "c", "d"], "a"),
+        ([17, 18, 19, 20], "17"),
+        ([..., ..., ..., ...], 0),
+        ([None, None, None, None], 0),
+        (["", " ", "\t", ""], 0),
+        (["same", "same", "same", "same"], 0),
+        (["same", "b", "same", "d"], 0),
+        (["a", "same", " same", "same "], "a"),
+        ([7, "7", "c", "d"], 0),
+        ([1, ..., "", None], "1"),
+        ([..., 0, "0", ""], 0),
+    ],
+)
+def test_excluding_a_post_leaves_out_no_other(runs, tmp_path, ids, first_id):
+    runs.write(TWICE)
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ids))
+    [answer] = runs.answers["q"]
+    assert answer["notes"] == {"texts": HERBS, "num_left": 0}
+    first, second, third = (search["ids"] for search in answer["searches"])
+    assert [type(first[0]), first[0]] == [type(first_id), first_id]
+    assert len({*first, *second}) == 4 and third == []
+
+
+def test_posts_of_equal_text_are_different_posts(runs, tmp_path):
+    texts = ["Herbs bolt in May."] * 3 + ["Which stove?"]
+    runs.write(TWICE)
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ["", "", "x", "x"], texts))
+    assert runs.answers["q"][0]["notes"] == {"texts": texts, "num_left": 0}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        ("first", HERBS[1:]),  # posts that a search has found
+        ('["same"]', HERBS[2:]),  # all posts with this id in the dataset
+        ("[7]", [*HERBS[:2], HERBS[3]]),
+        ('["7", 3]', HERBS[:2]),  # the last post has no id
+        ('["unknown"]', HERBS),
+    ],
+)
+def test_what_can_be_excluded(runs, tmp_path, exclude, left):
+    runs.write(f"""
+async def answer(record, ask):
+    first = await ask.search("basil", k=1)
+    ask.note(left=list(await ask.search("basil", k=9, exclude={exclude})))
+    return "done"
+""")
+    runs.run(dataset=write_posts(tmp_path / "posts.json", ["same", "same", 7, ...]))
+    assert runs.answers["q"][0]["notes"]["left"] == left
+
+
+def test_search_then_answer_reads_all_posts_without_ids(runs, tmp_path):
+    runs.name = "search_then_answer"
+    runs.server.reply = lambda request: Reply(
+        "So.\nSearch: herbs" if "Search:" in request["messages"][-1]["content"] else '{"personalized_answer": "A."}'
+    )
+    runs.run("--set", "k=1", dataset=write_posts(tmp_path / "posts.json", ["", "", "", ""]))
+    [answer] = runs.answers["q"]
+    assert answer["notes"]["num_turns"] == 4 and answer["posts_shown"] == [0, 1, 2, 3]
+
+
+# Queries that share no word with a post
+
+SEARCHES_EACH = """
+QUERIES = ["basil", "zebra", "薄荷", "the", "c++", "?"]
+
+async def answer(record, ask):
+    for query in QUERIES:
+        await ask.search(query, k=1)
+    return "done"
+"""
+
+
+def test_queries_without_a_shared_word_are_counted(runs, tmp_path, capsys):
+    texts = ["My basil died.", "阳台上的薄荷枯萎", "I write C++", "Which stove?"]
+    path = write_posts(tmp_path / "posts.json", "abcd", texts)
+    runs.write(SEARCHES_EACH)
+    for _ in range(2):  # the second time, the orders are stored
+        runs.run("--trace", "--overwrite", dataset=path)
+        printed = capsys.readouterr().out
+        assert "0 posts left out for length, 3 queries without a shared word" in printed
+        assert read_manifest(runs.output)["counts"]["queries without a shared word"] == 3
+        searches = runs.answers["q"][0]["searches"]
+        assert [search["ids"] for search in searches] == [["a"], ["a"], ["b"], ["a"], ["c"], ["a"]]
+        assert [search["query"] for search in searches if "no_shared_words" in search] == ["zebra", "the", "?"]
+        lines = [json.loads(line) for line in runs.output.with_name("answers.json.trace.jsonl").open()]
+        assert [line.get("no_shared_words", False) for line in lines] == [False, True, False, True, False, True]
+    assert read_turns(str(runs.output))["q"].count("no post has a word of the query") == 3
+
+
+def test_nothing_is_said_where_words_are_shared_or_not_compared(runs, dense, tmp_path, capsys):
+    runs.write(SEARCHES_EACH.replace('"zebra", "薄荷", "the", "c++", "?"', '"stove"'))
+    runs.run(dataset=write_posts(tmp_path / "posts.json", "abcd"))
+    runs.write(SEARCHES_EACH)
+    runs.run(*dense, dataset=write_posts(tmp_path / "posts.json", "abcd"), output=tmp_path / "dense.json")
+    empty = write_posts(tmp_path / "empty.json", "", "")
+    runs.run(dataset=empty, output=tmp_path / "empty_answers.json")
+    assert "shared word" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "is_same"),
+    [
+        ("Which stove?", "My basil died — naïve me.", True),
+        ("Which stove?", "I write C# daily.", False),
+        ("薄荷", "My basil died.", False),
+    ],
+)
+def test_orders_of_plain_texts_keep_their_keys(query, text, is_same):
+    record = {"id": "q", "question": "q", "profile": [{"text": text}]}
+    searched = Searched(record, task_of("", [record]))
+    before = hashlib.sha256(json.dumps([text]).encode() + json.dumps(query).encode()).hexdigest()[:32]
+    assert searched.key(query, by_words=False) == before
+    assert (searched.key(query, by_words=True) == before) is is_same

@@ -9,8 +9,10 @@ from test_trace import lines_by_question
 
 from utils import download_datasets
 from utils.benchmarks import tasks
-from utils.records.contexts import first_items
+from utils.methods.search_then_answer import join
+from utils.records.contexts import ContextsFile, Profile, first_items
 from utils.records.datasets import read_dataset
+from utils.runs.methods import Question
 
 RECORDS = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
 PARTS = "Thoughts: Puppets.\n\n**Intent:**\n- a sound\n- no cost\n\n## Approach\nBe brief.\n\nAnswer: Felt.\nPlan: B"
@@ -86,6 +88,21 @@ def test_a_history_is_answered_in_order_of_time(searching, tmp_path):
         *_, dialogue, last = [line["messages"] for line in lines_of[record["id"]] if "messages" in line]
         assert last[:-1] == expected and len({*ids}) == len(ids) > 3
         assert answer["output"] == "a" and "Current user persona" not in str(dialogue)
+
+
+def test_equal_messages_of_a_history_stay_apart(tmp_path):
+    said = ["card", "Thanks!", "Any time.", "Thanks!", "Any time.", "Thanks!", "Where is Rome?"]
+    roles = ["system", *["user", "assistant"] * 3]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    path = tmp_path / "contexts.jsonl"
+    path.write_text(json.dumps({"c": messages}))
+    profile = Profile(ContextsFile(path), {"context": "c", "end": len(messages)}, "here")
+    task, record = tasks()["PersonaMem-32k"], {"id": "q", "question": "Who?", "profile": profile}
+    places = [[4, 2], [3, 5]]  # of items, which are the messages after the card
+    searches = [task.best_items({**record, "profile": first_items(profile, numbers)}, 2) for numbers in places]
+    history = join(searches, Question(record, task))
+    assert history.messages == messages and history.fixed == [0] and sorted(history.items) == [[3], [4], [5], [6]]
+    assert history.first(4) == [messages[place] for place in (0, 3, 4, 5, 6)]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,11 @@ def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may
         assert ["search" in line for line in lines] == [False, True, False, True, False] * 2
         for sample, answer in enumerate(searching.answers[question_id]):
             query, search, *_, last = lines[5 * sample : 5 * sample + 5]
-            assert {"query": query["value"], "ids": search["ids"]} == answer["searches"][0]
+            expected = {
+                "query": query["value"],
+                **{name: search[name] for name in ("ids", "no_shared_words") if name in search},
+            }
+            assert expected == answer["searches"][0]
             assert search["search"] == query["value"]
             assert last["value"] == answer["output"] and last["finish_reason"] == "stop" and last["attempts"] == 1
     written = searching.output.with_name("answers.json.trace.jsonl").read_text()

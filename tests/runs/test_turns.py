@@ -1,6 +1,7 @@
 """Prompts of a method's own with turns, replies that continue the assistant's turn, and texts that end a reply."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -16,10 +17,13 @@ from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.generation.completions import Completions
 from utils.generation.engines import choose_model
+from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
+from utils.objectives.rounds import example_of
 from utils.runs.rendering import Prompts, make_call
+from utils.runs.trace import read_turns
 
 QUESTIONS = {record["question"] for record in json.loads(SAMPLE.read_text())}
 TURNS = '''
@@ -54,13 +58,48 @@ def test_parts_of_a_prompt():
     text = "[system]\ns\n[user]\nu\n\nv\n[assistant]\na\n[user]\n\n[assistant]\nend"
     assert roles_of(text) == [("system", "s"), ("user", "u\n\nv"), ("assistant", "a"), ("user", ""),
                               ("assistant", "end")]  # fmt: skip
-    assert roles_of("[user]\nu\n[assistant]\n{said}", said="") == [("user", "u")]  # nothing to continue
     assert roles_of("text\n[assistant]\nsaid") == [("user", "text\n[assistant]\nsaid")]  # not a part's line first
     said = "[user]\n{question}"
     assert roles_of("[user]\n{question}\n[assistant]\n{said}", question="q", said=said)[1] == ("assistant", said)
     for text in ("[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"):
         with pytest.raises(ValueError, match=r"a prompt has \[system\]"):
             own_prompt(text)
+
+
+U, A, V = ("user", "u"), ("assistant", "a"), ("user", "v")
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\n \n"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[user]\nu\n[assistant]\n{x}", [U]),  # nothing to continue
+        ("[user]\nu\n[assistant]\na\n[user]\nv\n[assistant]\n{x}", [U, A, V]),
+        ("[user]\nu\n[assistant]\n{x}\n[user]\nv", [("user", "u\n\nv")]),
+        ("[user]\n{x}\n[assistant]\na\n[user]\nv", [A, V]),
+        ("[user]\nu\n[assistant]\na\n[user]\n{x}\n[assistant]\na\n[user]\nv", [U, ("assistant", "a\n\na"), V]),
+        ("[user]\nu\n[assistant]\n{x}\n[user]\n{x}\n[assistant]\na\n[user]\nv", [U, A, V]),
+        ("[user]\nu\n[assistant]\n{x}\n\n{x}\n[user]\nv\n[assistant]\na", [("user", "u\n\nv"), A]),
+        ("[user]\nu\n[user]\nv\n[assistant]\n{x}", [U, V]),  # the user's parts are written as two
+        ("[system]\n{x}\n[user]\nu", [("system", ""), U]),
+        ("[user]\n{x}", [("user", "")]),  # what the model answers
+        ("[user]\nu\n[assistant]\na\n[user]\n{x}\n[assistant]\n{x}", [U, A, ("user", "")]),
+    ],
+)
+def test_a_turn_without_text_is_left_out(text, empty, expected):
+    assert [(role, content.strip()) for role, content in roles_of(text, x=empty)] == expected
+
+
+def test_a_paragraph_of_empty_placeholders_does_not_fill_a_turn():
+    assert roles_of("[user]\nu\n[assistant]\nI said: {x}\n[user]\nv", x="") == [("user", "u\n\nv")]
+
+
+def test_messages_of_a_history_are_sent_as_they_are():
+    turns = [{"role": "user", "content": ""}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    prompt = own_prompt("[user]\n{x}\n[assistant]\n{y}\n[user]\nv")
+    before = json.dumps(turns)
+    assert prompt.messages(turns=turns, x="", y="")[3:] == [{"role": "user", "content": "v"}]
+    assert prompt.messages(turns=turns, x="", y="")[:3] == turns and json.dumps(turns) == before
 
 
 TURN = "<|im_start|>{{ m.role }}\n" + "%s<|im_end|>\n"
@@ -93,10 +132,13 @@ def test_a_local_model_continues_its_turn(content, asks, expected, tmp_path):
     assert list(chat.render(messages)).count(end) == 1  # after the user's turn
 
 
+def open_model(folder, completions):
+    flags = f"--model_addr {folder} --inputs_addr {SAMPLE} --output_addr answers.json --completions {completions}"
+    return choose_model(baselines.build_parser().parse_args(flags.split()))
+
+
 def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
-    flags = f"--model_addr {save_tiny_thinker(tmp_path)} --inputs_addr {SAMPLE} --output_addr {tmp_path}/answers.json"
-    args = baselines.build_parser().parse_args([*flags.split(), "--completions", str(tmp_path)])
-    model, record = choose_model(args), json.loads(SAMPLE.read_text())[0]
+    model, record = open_model(save_tiny_thinker(tmp_path), tmp_path), json.loads(SAMPLE.read_text())[0]
     mark, task = model.chat.tokenizer.convert_tokens_to_ids("</think>"), task_of("", [record])
 
     def begin(said):
@@ -133,6 +175,41 @@ def test_without_a_stop_the_key_is_as_before(tmp_path):
     before = completions._key(hashed, Sampling(**sampling))
     assert before == "f915b129de586820a2dbd50f813a0efe"
     assert completions._key(hashed, Sampling(**sampling, stop=("x",))) != before
+
+
+WITH_EMPTY_TURNS = """
+PROMPT = "[user]\\n{question}\\n[assistant]\\n{said}\\n[user]\\nGo on.\\n[assistant]\\n{begin}"
+
+async def answer(record, ask):
+    return await ask(PROMPT, said="", begin=" ")
+"""
+
+
+def test_every_place_leaves_out_empty_turns(runs, tmp_path, capsys):
+    """The API, the dry run, the trace, the report's turns, a local model and training on the trace."""
+    runs.write(WITH_EMPTY_TURNS)
+    runs.server.reply = lambda request: Reply("A text")
+    runs.run("--dry_run", "--limit", 1)
+    counted = capsys.readouterr().out
+    assert runs.run("--trace", "--limit", 1) == 1
+    [request], [(question_id, _)] = runs.server.requests, runs.answers.items()
+    record = next(record for record in json.loads(SAMPLE.read_text()) if record["id"] == question_id)
+    expected = [{"role": "user", "content": f"{record['question']}\n\nGo on."}]
+    assert request["messages"] == expected
+    [line] = map(json.loads, runs.output.with_name("answers.json.trace.jsonl").open())
+    assert line["messages"] == expected
+    assert f"[user] {expected[0]['content']}\n[reply] A text" in read_turns(str(runs.output))[question_id]
+    runs.write('async def answer(record, ask):\n    return await ask("{question}\\n\\nGo on.")\n')
+    runs.run("--dry_run", "--limit", 1, "--completions", tmp_path / "none", output=tmp_path / "other.json")
+    tokens = [re.findall(r"\d+ prompt tokens", text)[-1] for text in (counted, capsys.readouterr().out)]
+    assert tokens[0] == tokens[1]
+
+    model = open_model(save_tiny_chat(tmp_path / "chat"), tmp_path)
+    task, prompt = task_of("", [record]), "[user]\n{question}\n[assistant]\n{said}\n[user]\nGo on."
+    call = make_call(task, Prompts(task, None), record, ("q", 0), model, prompt, (), {"said": ""})
+    assert call.messages == expected and call.prompt == model.chat.render(expected)
+    example = example_of({**line, "text": "A"}, record, Window(model.chat, 2000, 100), 1.0)
+    assert list(example.prompt) == list(call.prompt)
 
 
 def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):

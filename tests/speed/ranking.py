@@ -160,7 +160,7 @@ def operations(records: list[Record], encoder: Encoder) -> float:
     config = encoder.model.config
     width, inner = config.hidden_size, config.intermediate_size
     texts = {text for r in records for text in (r["question"], *(post["text"] for post in r["profile"]))}
-    ids = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.max_length)["input_ids"]
+    ids = encoder.tokenizer(list(texts), truncation=True, max_length=encoder.pooling.max_length)["input_ids"]
     per_layer = sum(2 * n * (4 * width**2 + 2 * width * inner) + 4 * n**2 * width for n in map(len, ids))
     return config.num_hidden_layers * per_layer
 
@@ -203,7 +203,7 @@ def plain_loop(records: list[Record], encoder: Encoder) -> Orders:
 
 
 def _embed(encoder: Encoder, texts: list[str]) -> Any:
-    settings = {"padding": True, "truncation": True, "max_length": encoder.max_length, "return_tensors": "pt"}
+    settings = {"padding": True, "truncation": True, "max_length": encoder.pooling.max_length, "return_tensors": "pt"}
     inputs = encoder.tokenizer(texts, **settings).to(encoder.model.device)
     hidden = encoder.model(**inputs).last_hidden_state.float()
     mask = inputs["attention_mask"][..., None]
@@ -220,7 +220,7 @@ def library_ranking(records: list[Record], encoder: Encoder) -> Callable[[], Ord
     with tempfile.TemporaryDirectory() as folder:
         encoder.model.save_pretrained(folder)
         encoder.tokenizer.save_pretrained(folder)
-        part = Transformer(folder, max_seq_length=encoder.max_length)
+        part = Transformer(folder, max_seq_length=encoder.pooling.max_length)
         library = SentenceTransformer(modules=[part, Pooling(encoder.model.config.hidden_size)])
 
     def rank() -> Orders:

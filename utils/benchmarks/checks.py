@@ -65,7 +65,13 @@ def check_id(value: Any, where: str, name: str = "id") -> str:
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not only white space
 
 
-class Post(msgspec.Struct):
+class Identified(msgspec.Struct, kw_only=True):
+    """An item of a profile, whose id is optional, and need not be unique."""
+
+    id: str | int | None = None
+
+
+class Post(Identified, kw_only=True):
     """The fields that every item of a profile has."""
 
     text: Text

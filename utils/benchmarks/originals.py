@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from utils.benchmarks.checks import Item, Record, check_field, check_id, selection_of
+from utils.benchmarks.checks import Identified, Item, Record, check_field, check_id, selection_of
 from utils.benchmarks.metric import Metric, Output
 from utils.benchmarks.published import AVOCADO
 from utils.benchmarks.task import Export, Files, Task
@@ -137,7 +137,10 @@ def make_task(
         group_of=lambda record: {"group": name},
         group_field="task",
         group_words=("task", "tasks", "part"),
-        fields={"profile": list[msgspec.defstruct("Item", kinds.items())], "target": target},
+        fields={
+            "profile": list[msgspec.defstruct("Item", kinds.items(), bases=(Identified,), kw_only=True)],
+            "target": target,
+        },
         checks={"profile": query_of, **checks},
         prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,

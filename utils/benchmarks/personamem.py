@@ -203,11 +203,12 @@ def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item
                     if message["role"] == CARD}  # fmt: skip
     cards = [{"id": CARD, "places": [place]} for place in sorted(first_places.values())]
     best = profile[:number]
-    placed, numbers = [], {}
+    places, numbers = [], {}
     for item in arrange([*cards, *best]):
-        numbers.setdefault(item["id"], []).extend(range(len(placed), len(placed) + len(item["places"])))
-        placed += [messages[place] for place in item["places"]]
-    return History(placed, numbers.get(CARD, []), [numbers[item["id"]] for item in best])
+        numbers.setdefault(item["id"], []).extend(range(len(places), len(places) + len(item["places"])))
+        places += item["places"]
+    shown, items = [messages[place] for place in places], [numbers[item["id"]] for item in best]
+    return History(shown, numbers.get(CARD, []), items, places=places)
 
 
 # Scores

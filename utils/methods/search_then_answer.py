@@ -43,9 +43,9 @@ def join(searches, record):
     """Return the posts of several searches as one list, or as one history in order of time."""
     if isinstance(searches[0], list):
         return [text for posts in searches for text in posts]
-    whole = record.best(None)
-    items = [[whole.messages.index(posts.messages[i]) for i in item] for posts in searches for item in posts.items]
-    return replace(whole, fixed=[whole.messages.index(searches[0].messages[i]) for i in searches[0].fixed], items=items)
+    items = [[posts.places[i] for i in item] for posts in searches for item in posts.items]
+    fixed = [searches[0].places[i] for i in searches[0].fixed]
+    return replace(record.best(None), fixed=fixed, items=items)
 
 
 async def answer(record, ask):

@@ -71,6 +71,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
     missing = sum(output["output"] is None for output in outputs)
     questions_cut = sum(output.get("question_cut", False) for output in outputs)
     trimmed = [output["num_contexts_trimmed"] for output in outputs if "num_contexts_trimmed" in output]
+    unmatched = sum("no_shared_words" in search for output in outputs for search in output.get("searches", ()))
     return {
         "questions": len(responses),
         "answers": len(outputs) - missing,
@@ -80,6 +81,7 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
         f"{item_words} left out for length": sum(output.get("num_contexts_dropped", 0) for output in outputs),
         **({f"{item_words} trimmed": sum(trimmed)} if trimmed else {}),
         **({"questions cut": questions_cut} if questions_cut else {}),
+        **({"queries without a shared word": unmatched} if unmatched else {}),
     }
 
 

@@ -27,7 +27,7 @@ from utils.runs.steps import SHARED, Steps, Surroundings
 class Items(list[str]):
     """Texts of a profile's items, with the items' ids."""
 
-    def __init__(self, texts: Sequence[str], ids: Sequence[str]):
+    def __init__(self, texts: Sequence[str], ids: Sequence[str | int]):
         super().__init__(texts)
         self.ids = ids
 
@@ -137,14 +137,18 @@ class Ask(Steps):
             raise ValueError("ask.choose: no options; give texts by name")
         return (await self.record(prompt, items=items, values=values, model=model, options=options))["value"]
 
-    async def search(self, query: str, k: int = 5, exclude: Collection[str] = ()) -> Items | History:
+    async def search(
+        self, query: str, k: int = 5, exclude: Collection[str | int] | Items | History = ()
+    ) -> Items | History:
         """Return the texts of the profile's `k` best items for a query, in the form of `record.best(k)`.
 
-        `.ids` has the items' ids, best first. Items with equal scores keep the profile's order. --search decides how
-        texts are compared. A search for the record's own question gives the order of rank_dataset.py.
+        `.ids` has the items' ids, best first; an item without an id of its own has its place in the profile, from 0.
+        Items with equal scores keep the profile's order. --search decides how texts are compared. A search for the
+        record's own question gives the order of rank_dataset.py.
 
         Args:
-            exclude: ids of items to leave out. Of a longer profile, only the query's best 100 items are considered.
+            exclude: items to leave out: ids, or the result of a search. Of a longer profile, only the query's best 100
+                items are considered.
         """
         await self._unless_over()
         if self._around.search is None:
@@ -155,14 +159,17 @@ class Ask(Steps):
             raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
         if isinstance(exclude, str):
             raise ValueError("ask.search: exclude is a single text; give a list of ids")
-        query, excluded, number = writable(query), {*exclude}, await self._begin_step()
+        try:
+            excluded = self._searched.places(exclude.ids if isinstance(exclude, Items | History) else exclude)
+        except ValueError as error:
+            raise ValueError(f"ask.search: exclude: {error}") from None
+        query, number = writable(query), await self._begin_step()
         task = asyncio.create_task(self._around.search.order(self._searched, query))
         task.add_done_callback(partial(self._land, "search", None))
-        order, profile = await self._result(task), self._record["profile"]
-        ids = {place: profile[place].get("id", place) for place in order}
-        best = [place for place in order if ids[place] not in excluded][:k]
-        best_ids = [ids[place] for place in best]
-        self._steps[number] = {"query": query, "ids": best_ids}
+        (order, shares_words), profile = await self._result(task), self._record["profile"]
+        best = [place for place in order if place not in excluded][:k]
+        best_ids = [self._searched.ids[place] for place in best]
+        self._steps[number] = {"query": query, "ids": best_ids, **({} if shares_words else {"no_shared_words": True})}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
         return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
 

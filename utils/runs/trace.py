@@ -1,8 +1,9 @@
 """--trace: every call and search behind an output's pieces, in `<output>.trace.jsonl`.
 
 A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
-"sample", "number", "search", "ids"}`. `sample` is the number of the answer to the question, and `number` the number of
-the call or search for this answer. Answers are in the output's order, and their lines in the order of the method.
+"sample", "number", "search", "ids"}`, with `"no_shared_words": true` if words are compared and no post has one of the
+query. `sample` is the number of the answer to the question, and `number` the number of the call or search for this
+answer. Answers are in the output's order, and their lines in the order of the method.
 """
 
 import json
@@ -87,7 +88,7 @@ def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
             line |= {"stop": step.stop} if step.stop else {}
             yield line | {name: record[name] for name in FIELDS if name in record}
         else:
-            yield line | {"search": step["query"], "ids": step["ids"]}
+            yield line | {"search": step["query"]} | {name: value for name, value in step.items() if name != "query"}
 
 
 def read_trace(output: str) -> Iterator[Line]:
@@ -116,7 +117,9 @@ def read_turns(output: str) -> dict[str, str]:
 
 def describe_step(line: Line) -> str:
     if "search" in line:
-        return f"{line['number'] + 1}. search: {line['search']}\n   ids: {', '.join(map(str, line['ids'])) or 'none'}"
+        ids = ", ".join(map(str, line["ids"])) or "none"
+        ids += " (in the file's order: no post has a word of the query)" if line.get("no_shared_words") else ""
+        return f"{line['number'] + 1}. search: {line['search']}\n   ids: {ids}"
     last = line["messages"][-1] if line["messages"] else {"role": "user", "content": ""}
     reply = line["value"] if line["text"] is None else line["text"]  # likelihoods choose without a text
     reply = line.get("reason") if reply is None else _shortened(str(reply))
