@@ -13,7 +13,7 @@ from argparse import Namespace
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
 from utils.benchmarks.checks import Record
@@ -29,11 +29,10 @@ from utils.tables.best_of_n import are_rewards, in_order, read_rewards, read_sam
 from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
-# Scores whose deviation is below this share of the largest are equal: models' rewards have three digits in bfloat16.
-EQUAL = 1e-3
+EQUAL = 1e-6  # scores whose deviation is at most this share of the largest differ by rounding
 # PR2 divides scores themselves by deviations, not their differences, so advantages of nearly equal scores explode.
 PR2_EQUAL = 1e-2
-OUTWEIGHS = 10  # an advantage from which a question is named
+OUTWEIGHS = 10  # a question is named if its largest advantage is this many times the others' median
 ADVANTAGES = ("grpo", "pr2")
 
 Sample = tuple[str, int]  # question id and number
@@ -91,7 +90,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     record_of, counts = {record["id"]: record for record in records}, Counter[str]()
     learnt: dict[Any, tuple[Line, Record]] = {}  # by call
     weights: dict[Any, float] = defaultdict(float)  # the advantage of each call
-    largest, question_of_largest = 0.0, ""
+    largest: dict[str, float] = {}  # each question's largest advantage
     for question_id in responses:
         of_question = scores.get(question_id, {})
         if args.advantage == "grpo":
@@ -99,8 +98,8 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         else:
             advantages = relative_to_no_search(of_question, {n: (question_id, n) in searched for n in of_question})
         counts["questions whose samples have equal scores"] += not advantages
-        if (size := max(map(abs, advantages.values()), default=0)) > largest:
-            largest, question_of_largest = size, question_id
+        if advantages:
+            largest[question_id] = max(map(abs, advantages.values()))
         for number, advantage in advantages.items():
             for line, call in with_keys(calls[question_id, number]):
                 learnt.setdefault(call, (line, record_of[question_id]))
@@ -126,8 +125,10 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     notes = [f"left out: {named(count, what)}" for what, count in counts.items() if count]
     if unknown:
         notes.append(f"{counted(unknown, 'call')} at the server's own temperature, taken as 1; give --temperature")
-    if largest > OUTWEIGHS:
-        notes.append(f"advantages up to {largest:.0f}: question {question_of_largest} outweighs others")
+    for question_id, size in largest.items():
+        if len(largest) > 2 and size > OUTWEIGHS * (usual_size := median(largest.values())):
+            why = f"advantages up to {size:.1f}, of most questions {usual_size:.1f}"
+            notes.append(f"question {quote(question_id)} outweighs others: {why}")
     return examples, notes
 
 
