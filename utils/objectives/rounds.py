@@ -112,7 +112,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         if line.get("truncated") and not args.keep_cut:
             counts["calls cut off"] += 1
         elif line.get("shared") and math.isclose(weights[call], 0, abs_tol=1e-6):
-            counts["shared calls whose samples' advantages sum to 0"] += 1
+            counts["calls that samples share, whose advantages sum to 0"] += 1
         elif temperature == 0:
             counts["calls at temperature 0, which tried nothing else"] += 1
         else:
