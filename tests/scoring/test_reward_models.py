@@ -17,6 +17,7 @@ from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.generation.local_chat import LocalChat
 from utils.records.datasets import read_dataset
+from utils.runs.judging import choose_judge, settings_of_judge
 from utils.tables.columns import compare_pairs, point_of
 from utils.tables.figure_style import score_limits
 from utils.tables.system_scores import System
@@ -141,6 +142,19 @@ def test_a_dialogue_ends_with_the_token_at_which_transformers_reads_the_reward(t
     assert len(rendered) == whole.shape[1] - {("", "<|im_end|>"): 1, ("{{ eos_token }}", "<|im_end|>"): 2}.get(
         (end, pad), int(end == pad)
     )
+
+
+@pytest.mark.parametrize(("pad", "padding"), [("<|im_end|>", "left off"), ("<|endoftext|>", None)])
+def test_rewards_that_were_read_at_the_padding_are_made_again(tmp_path, pad, padding):
+    folder = save_classifier(tmp_path)
+    chat, config = LocalChat(str(folder)), json.loads((folder / "config.json").read_text())
+    config |= {"pad_token_id": chat.tokenizer.convert_tokens_to_ids(pad)}
+    (folder / "config.json").write_text(json.dumps(config))
+    flags = ["--strategy", "reward", "--evaluator_llm", folder, "--inputs_addr", DATA, "--score_addr", tmp_path / "s"]
+    flags += ["--completions", tmp_path / "completions"]
+    args = evaluate_responses.build_parser().parse_args(list(map(str, [*flags, "--response_addr", tmp_path / "r"])))
+    judge = choose_judge(args, lampqa.TASK.metrics["reward"].judge)
+    assert settings_of_judge(args, judge).get("padding") == padding
 
 
 @pytest.mark.parametrize("head", ["score", "classifier"])

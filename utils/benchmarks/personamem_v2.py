@@ -91,7 +91,7 @@ _LETTER_FORMS = [
         r"\b([A-Z])\.[^\S\n]*+$",
     )
 ]
-# Yes or No, and what is no verdict: the "no" of "no conflict", and the two boxes of an instruction.
+# Yes or No. Neither the "no" of "no conflict" nor the two boxes of an instruction are a verdict.
 _YES_NO = r"(yes|no(?![^\S\n]++(?!(?:because|as|since|it|the|this)\b)\w))\b"
 _BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict)[\s:*]++)?+(yes|no)\b{BOX_ENDS}")
 _EITHER_BOX = pattern(r"\bboxed\s*+\{[^{}]{0,20}\}\W{0,5}or\W{0,5}boxed\s*+\{[^{}]{0,20}\}")
