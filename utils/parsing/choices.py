@@ -31,7 +31,7 @@ _REMAINS = rf"(?:{_FENCE}|[`{{}}]|{QUOTE})*+"
 _IN_PROSE = pattern(
     rf"(?<!\w)match[\s_\\-]{{0,3}}+score(?!\w)(?:{QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"
     r"(?:([0-2])(?:\.0++)?(?!\w)(?![^\n}]{0,20}\Z)(?![^\n{}\"]{0,20}\bout of\b)"
-    r"(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b)))?"
+    r"(?![ \t*`]*+(?:[-–/,.:|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b)))?"
 )
 
 
