@@ -335,7 +335,7 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     greedy = len(known) - len(examples)
     assert greedy > 3 and {example.temperature for example in examples} == {1.0}
     assert f"left out: {greedy} calls at temperature 0, which tried nothing else" in notes
-    assert f"{len(examples)} calls at the server's own temperature, taken as 1; give --temperature" in notes
+    assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,32 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
 
 
+@pytest.mark.engine
+def test_an_adapter_on_a_reward_model_gives_transformers_number(warm_engine, samples, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base, output = save_classifier(tmp_path), tmp_path / "out"
+    output.mkdir()
+    model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    flags, (responses, scores) = flags_of(samples, output, "--evaluator_llm", tmp_path / "adapter", "--limit", 3)
+    done = warm_engine.run("evaluate_responses.py", [*flags, "--dtype", "float32"])
+    assert done.returncode == 0, done.errors
+    tokenizer, answers = AutoTokenizer.from_pretrained(base), json.loads(responses[1].read_text())
+    for record, entry in zip(RECORDS[:3], json.loads(scores[1].read_text())["per_question_scores"], strict=True):
+        shown = dialogue(record, answers[record["id"]][0]["output"])
+        tokens = tokenizer.apply_chat_template(shown, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            expected = model(**tokens).logits.item()
+            with model.disable_adapter():
+                assert abs(model(**tokens).logits.item() - expected) > 0.01
+        assert entry["score"] == pytest.approx(expected, abs=1e-3)
+
+
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
 
 

@@ -178,8 +178,11 @@ def pads_with_end(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """Return a model's config.json; empty if it is missing, or damaged (loading the model will report that)."""
-    path = model_file(model_addr, "config.json", cache_dir)
+    """Return the config.json of a model, or of an adapter's base model.
+
+    Empty if it is missing, or damaged (loading the model will report that).
+    """
+    path = model_file(adapter_base(model_addr) or model_addr, "config.json", cache_dir)
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path else {}
     except (ValueError, RecursionError):

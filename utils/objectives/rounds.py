@@ -124,7 +124,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     unknown = counts.pop("calls at an unknown temperature", 0)
     notes = [f"left out: {named(count, what)}" for what, count in counts.items() if count]
     if unknown:
-        notes.append(f"{counted(unknown, 'call')} at the server's own temperature, taken as 1; give --temperature")
+        notes.append(f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; give --temperature")
     for question_id, size in largest.items():
         if len(largest) > 2 and size > OUTWEIGHS * (usual_size := median(largest.values())):
             why = f"advantages up to {size:.1f}, of most questions {usual_size:.1f}"

@@ -3,8 +3,8 @@
 A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
 "sample", "number", "search", "ids"}`. `sample` is the number of the answer to the question, and `number` the number of
 the call or search for this answer. Answers are in the output's order, and their lines in the order of the method. A
-call's `temperature` is that of its text, null if it was the server's own. A call that records share has `shared`: its
-text was requested once, and each of these records has a line with it.
+call's `temperature` is that of its text, null if it was the model's default. A call that records share has `shared`:
+its text was requested once, and each of these records has a line with it.
 """
 
 import json
