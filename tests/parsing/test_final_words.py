@@ -45,6 +45,8 @@ def test_the_first_form_decides(text, letter):
         (r"I must end with \boxed{Yes} or \boxed{No}. It does: \boxed{Yes}", 1),
         (r"It does: \boxed{Yes} (of \boxed{Yes} or \boxed{No}).", 1),
         (r"I must end with \boxed{Yes} or \boxed{No}.", None),
+        (r"It does: \boxed{\text{Yes}} (of $\boxed{\text{Yes}}$ or $\boxed{\text{No}}$).", 1),
+        ("No. The answer is either. Final answer: Yes or No?", 0),
         (r"Yes. \boxed{...}", None),
         (r"No. \boxed{Yes/No}", None),
         (r"Yes: \boxed{Yesterday}", None),

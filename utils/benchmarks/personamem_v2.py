@@ -94,9 +94,9 @@ _LETTER_FORMS = [
 # Yes or No. Neither the "no" of "no conflict" nor the two boxes of an instruction are a verdict.
 _YES_NO = r"(yes|no(?![^\S\n]++(?!(?:because|as|since|it|the|this)\b)\w))\b"
 _BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict)[\s:*]++)?+(yes|no)\b{BOX_ENDS}")
-_EITHER_BOX = pattern(r"\bboxed\s*+\{[^{}]{0,20}\}\W{0,5}or\W{0,5}boxed\s*+\{[^{}]{0,20}\}")
+_EITHER_BOX = pattern(r"\bboxed\s*+\{[^\n}]{0,30}\}++\W{0,9}or\W{0,9}boxed\s*+\{[^\n}]{0,30}\}++")
 _ANY_BOX = pattern(r"\bboxed\s*+\{")
-_FINAL = pattern(rf"\b(?:answer|verdict)\b(?:\s++is\b)?+[\s:*_\"'“‘]*+{_YES_NO}")
+_FINAL = pattern(rf"\b(?:answer|verdict)\b(?:\s++is\b)?+[\s:*_\"'“‘]*+{_YES_NO}(?!\s*+(?:or\b|/))")
 _BEGINNING = pattern(rf"[\s*_\"'“‘]*+{_YES_NO}")
 _WORD = pattern(rf"\b{_YES_NO}")
 
