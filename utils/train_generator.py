@@ -51,7 +51,13 @@ from utils.generation.local_chat import LocalChat, PlainText
 from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
 from utils.objectives import lessons
-from utils.objectives.rounds import describe_round, examples_of_round, note_other_model, scored_addr
+from utils.objectives.rounds import (
+    describe_round,
+    examples_of_round,
+    note_other_model,
+    note_restricted_sampling,
+    scored_addr,
+)
 from utils.scoring.verdicts import no_answer
 from utils.training import launch
 from utils.training.checkpoints import Selection
@@ -141,6 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
         note_other_model(args, identity)
+        note_restricted_sampling(args)
         settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
         settings |= {"scores": sorted(map(file_hash, args.score_addr))}
     check_could_write(Path(args.output_dir) / "manifest.json")
@@ -164,6 +171,9 @@ def main(argv: list[str] | None = None) -> int:
         examples = [example for example in examples if not example.is_cut]
     if not examples:
         raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
+    # A training that took all samples for ones at temperature 1 is another.
+    if temperatures := sorted({example.temperature for example in examples} - {1.0}):
+        settings["temperatures"] = temperatures
     args = with_steps(args, len(examples))
     base = adapter_base(args.model_addr)
     args = args.replaced(start_adapter=args.model_addr if base else None, model_addr=base or args.model_addr)

@@ -1,12 +1,14 @@
 """--objective grpo: from the scores of sampled answers to the calls behind them."""
 
 import gc
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from statistics import pstdev, stdev
 from types import SimpleNamespace
 
@@ -21,12 +23,19 @@ from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
 from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.models.base_model import target_loss
-from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
+from utils.objectives.rounds import (
+    describe_round,
+    examples_of_round,
+    note_restricted_sampling,
+    relative_scores,
+    relative_to_no_search,
+)
 from utils.objectives.trainers import ScoreTrainer
 from utils.training.resumable import Resumable
 from utils.training.trainer import CausalTrainer
@@ -76,6 +85,28 @@ def test_pr2s_advantage_by_hand():
     assert relative_to_no_search(scores, searched) == pytest.approx(by_hand)
     assert relative_to_no_search(scores, dict.fromkeys(scores, True)) == {}
     assert relative_to_no_search({0: 0.2, 1: 0.5, 2: 0.5}, searched) == {}
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {0: 0.3, 1: 0.1 + 0.2, 2: 0.3, 3: 0.3},
+        {0: 0.5, 1: 0.5 + 1e-7, 2: 0.5, 3: 0.5 - 1e-7},
+        {0: -12.0, 1: -12.0, 2: -12.000001, 3: -12.0},  # rewards
+        {0: 1e-9, 1: 1e-9, 2: 1e-9 * (1 + 1e-8), 3: 1e-9},
+    ],
+)
+def test_scores_that_differ_by_rounding_are_equal(scores):
+    assert relative_scores(scores) == {}
+    assert relative_to_no_search(scores, {0: False, 1: True, 2: True, 3: True}) == {}
+
+
+@pytest.mark.parametrize("step", [0.1, 0.01, 1e-3, 1e-5, 1e-9])
+def test_no_pr2_advantage_explodes(step):
+    """Its numerator does not shrink with the differences: a deviation of 0.001 would give advantages over 1,000."""
+    scores = {number: 0.5 + number * step for number in range(4)}
+    advantages = relative_to_no_search(scores, {number: number > 0 for number in scores})
+    assert all(abs(advantage) < 200 for advantage in advantages.values()) and bool(advantages) == (step >= 0.01)
 
 
 # The loss
@@ -140,6 +171,39 @@ def test_a_call_keeps_as_much_for_its_gradient_as_a_target_of_sft(folder, tmp_pa
             compute()
         sizes.append(sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values()))
     assert sizes[1] > 10**6 and abs(sizes[0] - sizes[1]) < 200 * 100, sizes
+
+
+@pytest.mark.parametrize("temperatures", [[0.3, 0.3, 0.3], [0.8, 1.0, 0.3], [1.0, 1.0, 1.0]])
+def test_log_probabilities_are_at_the_temperature_of_the_samples(folder, tmp_path, temperatures):
+    """Before the round and in its steps, alone and in a batch, as torch by hand and TRL's function compute them."""
+    from transformers import AutoModelForCausalLM
+    from trl.trainer.utils import selective_log_softmax
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    calls = [([5, 6, 7], [8, 9]), ([5, 6], [9, 8, 7, 6]), ([11, 12], [5])]
+    examples = [
+        replace(make_example(*call), temperature=temperature, advantage=1.0)
+        for call, temperature in zip(calls, temperatures, strict=True)
+    ]
+    trainer = trainer_of(ScoreTrainer, folder / "model", tmp_path, model, examples, kl=0.5, epochs=1)
+    before, by_hand = trainer.log_probs(), []
+    for (prompt, target), temperature in zip(calls, temperatures, strict=True):
+        logits = model(torch.tensor([[*prompt, *target]])).logits[0, len(prompt) - 1 : -1].detach()
+        by_hand.append((logits.double() / temperature).log_softmax(-1)[range(len(target)), target].tolist())
+        by_trl = selective_log_softmax(logits, torch.tensor(target), temperature=temperature)
+        assert by_hand[-1] == pytest.approx(by_trl.tolist(), abs=1e-4)
+    for values, expected in zip(before, by_hand, strict=True):
+        assert values == pytest.approx(expected, abs=1e-4)
+    for weights in model.parameters():
+        weights.data += 0.02 * torch.randn(weights.shape, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for (prompt, target), temperature, earlier in zip(calls, temperatures, by_hand, strict=True):
+        logits = model(torch.tensor([[*prompt, *target]])).logits[0, len(prompt) - 1 : -1].detach().double()
+        now = (logits / temperature).log_softmax(-1)[range(len(target)), target]
+        ratio = (now - torch.tensor(earlier)).exp()
+        losses += (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)) + 0.5 * (1 / ratio + ratio.log() - 1)).tolist()
+    loss = trainer.compute_loss(model, trainer.collate(list(zip(examples, before, strict=True)), 0))
+    assert loss.item() == pytest.approx(sum(losses) / 7, rel=1e-3) and len(set(losses)) == 7
 
 
 # Which calls are learnt
@@ -209,6 +273,161 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     rounds.rewrite(scores[0], json.dumps(content))
     _, notes = examples_of(folder, trace, scores)
     assert "left out: 1 sample without a verdict" in notes
+
+
+@pytest.fixture
+def changed(sampled, tmp_path):
+    """Return a function that writes a copy of the round, with each call's line changed by a function."""
+
+    def write(change, arguments=None):
+        for path in sampled[0].parent.glob("*.json*"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        trace = tmp_path / sampled[0].name
+        lines = [json.loads(line) for line in trace.open()]
+        for line in lines:
+            if "role" in line:
+                change(line)
+        rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
+        manifest = tmp_path / "answers.json.manifest.json"
+        made = json.loads(manifest.read_text())
+        made["arguments"] |= arguments or {}
+        manifest.write_text(json.dumps(made))
+        return trace, [tmp_path / path.name for path in sampled[1]]
+
+    return write
+
+
+def test_each_call_has_the_temperature_at_which_it_was_sampled(folder, sampled, changed):
+    examples, _ = examples_of(folder, *sampled)
+    assert {example.temperature for example in examples} == {1.0}
+    number = itertools.count()
+    mixed = [0.3, 0.8, 1.4]
+    trace = changed(lambda line: line.update(temperature=mixed[next(number) % 3]))
+    texts = {
+        (line["id"], line["text"], line["temperature"]) for line in map(json.loads, trace[0].open()) if "role" in line
+    }
+    examples, _ = examples_of(folder, *trace)
+    chat = LocalChat(str(folder / "beginner"))
+    for example in examples:
+        assert (example.record["id"], chat.tokenizer.decode(example.target[:-1]), example.temperature) in texts
+    assert {example.temperature for example in examples} == {*mixed}
+    assert describe_round("trace", examples).endswith("; sampled at temperature 0.3 and 0.8 and 1.4")
+
+
+@pytest.mark.parametrize(
+    ("role", "arguments", "expected"),
+    [
+        ("generator", {"temperature": 0.7}, 0.7),
+        ("other", {"temperature": 0.7, "model": [["other", "policy", {"temperature": 0.2}]]}, 0.2),
+        ("other", {"temperature": 0.7, "model": [["third", "policy", {"temperature": 0.2}]]}, 0.7),
+    ],
+)
+def test_an_older_trace_has_the_temperature_of_its_run(folder, changed, role, arguments, expected):
+    trace = changed(lambda line: line.pop("temperature"), arguments)
+    examples, _ = examples_of(folder, *trace, role=role)
+    assert {example.temperature for example in examples} == {expected}
+
+
+def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(folder, sampled, changed):
+    known, _ = examples_of(folder, *sampled, keep_cut=True)
+    trace = changed(lambda line: line.update(temperature=0.0 if line["sample"] == 1 else None))
+    examples, notes = examples_of(folder, *trace, keep_cut=True)
+    greedy = len(known) - len(examples)
+    assert greedy > 3 and {example.temperature for example in examples} == {1.0}
+    assert f"left out: {greedy} calls at temperature 0, which tried nothing else" in notes
+    assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ({"top_p": 0.95}, "--top_p 0.95"),
+        ({"top_k": 20, "top_p": None}, "--top_k 20"),
+        (
+            {"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
+            "--top_p 0.5 and --min_p 0.1",
+        ),
+        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, "--top_k 5"),
+        ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
+    ],
+)
+def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, flags):
+    trace, _ = changed(lambda line: None, arguments)
+    note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
+    printed = capsys.readouterr().err
+    assert f"sampled with {flags}, but learnt by the probabilities of all tokens" in printed if flags else not printed
+
+
+def share(line, *samples):
+    """Make a sample's first call one that these samples share."""
+    if line["role"] == "generator" and line["sample"] in samples:
+        line |= {"text": "Look 12 steps away.", "messages": [{"role": "user", "content": "Where?"}], "shared": True}
+        line |= {"truncated": False}
+
+
+def with_prompt(folder, examples):
+    prompt = LocalChat(str(folder / "beginner")).render([{"role": "user", "content": "Where?"}])
+    return [example for example in examples if example.prompt == prompt]
+
+
+def test_a_call_that_all_samples_share_is_not_learnt(folder, sampled, changed):
+    """Its advantages sum to 0; nor does it count among the tokens that divide the loss."""
+    examples, notes = examples_of(folder, *changed(lambda line: share(line, 0, 1, 2, 3)))
+    assert examples == [] and "left out: 1 call that samples share, whose advantages sum to 0" in notes
+    others, _ = examples_of(folder, *sampled, role="other")
+    assert len(examples_of(folder, *changed(lambda line: share(line, 0, 1, 2, 3)), role="other")[0]) == len(others) > 4
+
+
+def test_a_call_that_some_samples_share_is_learnt_once_with_the_sum(folder, changed):
+    """It is the same call in all questions."""
+    trace, scores = changed(lambda line: share(line, 0, 2))
+    [learnt] = with_prompt(folder, examples_of(folder, trace, scores)[0])
+    entries = zip(*(json.loads(path.read_text())["per_question_scores"] for path in scores), strict=True)
+    advantages = [relative_scores({n: entry["score"] for n, entry in enumerate(samples)}) for samples in entries]
+    assert learnt.advantage == pytest.approx(sum(of[n] for of in advantages if of for n in (0, 2)))
+
+
+def test_a_samples_equal_shared_calls_are_several(folder, changed):
+    """As when a method asks the same twice: each was sampled, with a seed of its own."""
+    trace, scores = changed(lambda line: share(line, 0, 2))
+    lines = [json.loads(line) for line in trace.open()]
+    again = [{**line, "number": 90} for line in lines if line.get("shared")]
+    rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines + again))
+    first, second = with_prompt(folder, examples_of(folder, trace, scores)[0])
+    assert first.advantage == pytest.approx(second.advantage)
+
+
+def test_equal_calls_that_are_not_shared_are_several(folder, changed):
+    """Samples may happen to have the same text: each was sampled, and each is learnt."""
+
+    def equal(line):
+        share(line, 0, 2)
+        line.pop("shared", None)
+
+    questions = [example.record["id"] for example in with_prompt(folder, examples_of(folder, *changed(equal))[0])]
+    assert len(questions) == 2 * len({*questions}) > 4
+
+
+def test_a_question_that_outweighs_all_others_is_named(folder, changed):
+    trace, files = changed(lambda line: line.update(truncated=False))
+    records = made_up_lessons.records()[30:33]
+    lines = [line for line in map(json.loads, trace.open()) if "role" in line]
+    lines += [{"id": record["id"], "sample": number, "number": 90, "search": "q", "ids": []}
+              for record in records for number in (1, 2, 3)]  # fmt: skip
+    rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
+    samples = [path.with_name(path.name.replace("scores", "sample")) for path in files]
+    rewards = [path.with_name(f"reward_{number}.json") for number, path in enumerate(files)]
+    rounds.run(combine_scores, "--response_addr", *samples, "--score_addr", *files, "--output_addr", *rewards)
+    steps = {record["id"]: step for record, step in zip(records, (0.01, 0.5, 0.5), strict=True)}
+    for number, path in enumerate(rewards):
+        content = json.loads(path.read_text())
+        content["rewards"] = {key: 0.5 + number * steps.get(key, 0) for key in content["rewards"]}
+        rounds.rewrite(path, json.dumps(content))
+    _, notes = examples_of(folder, trace, rewards, advantage="pr2")
+    named = f"question {quote(records[0]['id'])} outweighs others: advantages up to "
+    assert [note.startswith(named) for note in notes] == [False, True], notes
+    _, notes = examples_of(folder, trace, rewards)
+    assert not any("outweighs" in note for note in notes)
 
 
 # Rewards

@@ -1,4 +1,4 @@
-"""PersonaMem-v2's public rules for the last word of a reasoned text: cases read off its patterns."""
+"""PersonaMem-v2: the last word of a reasoned text. Letters are read by the public code's rule, Yes and No are not."""
 
 import pytest
 
@@ -32,7 +32,24 @@ def test_the_first_form_decides(text, letter):
     ("text", "value"),
     [
         (r"It does. \boxed{Yes}", 1),
-        (r"\boxed{no}, or \boxed{Yes}", 0),
+        (r"\boxed{\text{Yes}}", 1),
+        (r"No issues: it follows. $\boxed{ Yes }$", 1),
+        (r"Yes, it is friendly, but no. \boxed{No.}", 0),
+        (r"Yes, but: \[\boxed{\textbf{No}}\]", 0),
+        (r"\boxed{\mathbf{\text{ Yes. }}}", 1),
+        (r"\boxed{\,\text{No}\,}", 0),
+        (r'\boxed{**"Yes"**}', 1),
+        (r"No: \\boxed{Final answer: Yes}", 1),
+        ("No. boxed{Yes}", 1),
+        (r"\boxed{Yes} was my first thought. But it ignores the pets: \boxed{No}", 0),
+        (r"I must end with \boxed{Yes} or \boxed{No}. It does: \boxed{Yes}", 1),
+        (r"It does: \boxed{Yes} (of \boxed{Yes} or \boxed{No}).", 1),
+        (r"I must end with \boxed{Yes} or \boxed{No}.", None),
+        (r"It does: \boxed{\text{Yes}} (of $\boxed{\text{Yes}}$ or $\boxed{\text{No}}$).", 1),
+        ("No. The answer is either. Final answer: Yes or No?", 0),
+        (r"Yes. \boxed{...}", None),
+        (r"No. \boxed{Yes/No}", None),
+        (r"Yes: \boxed{Yesterday}", None),
         (r"No. But then: \boxed {Yes}", 1),
         ("yes, it does. No doubt.", 1),
         ("**No**", 0),
@@ -40,12 +57,26 @@ def test_the_first_form_decides(text, letter):
         ("Yes or no: who knows.", 1),  # it begins with it
         ("Is it yes or no? Hard.", None),
         ("It follows the preference.", None),
+        ("No conflict. It follows the preference.", None),
+        ("The user has no pets, so that is fine. **Final answer: Yes**", 1),
+        ("Yes, it is friendly. But it ignores the pets.\nVerdict: **No**", 0),
+        ("The answer is no longer than the example. The answer is Yes.", 1),
+        ("No because it ignores the pets", 0),
     ],
 )
 def test_yes_or_no(text, value):
     assert parse_yes_no(text).value == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("There is no", None), ("No. The user", None), (r"\boxed{Yes} A", 1)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("There is no", None),
+        ("No. The user", None),
+        (r"\boxed{Yes} A", 1),
+        (r"\boxed{\text{Yes}} A", 1),
+        ("Final answer: Yes", None),
+    ],
+)
 def test_of_a_cut_verdict_only_the_box_counts(text, value):
     assert parse_yes_no(text, cut=True).value == value

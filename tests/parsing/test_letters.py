@@ -22,6 +22,7 @@ PHRASINGS = [
     *("(d)? no. <final_answer>{}", "<final_answer>(c) <final_answer>({})"),
     *("<final_answer>({}), a good one", "Answer: {}, a good one", "<final_answer>({}) and ({})"),
     *("<final_answer>'{}'</final_answer>", "The answer is '{}'.", "Answer: '{}'", "Answer: ‘{}’", "“{}”"),
+    *("\\boxed{{ {} }}", "$$\\boxed{{\\textbf{{{}.}}}}$$", "\\boxed{{\\mathrm{{({})}}}}"),
     *("\\boxed{{{}}}", "So $\\boxed{{\\text{{{}}}}}$.", "I would pick ({}), not least for"),
     *("final_answer: {}", '"final_answer": "{}"'),
     *("Final answer: {}. Unlike (c), it fits", "(c)? No. Final answer: option ({})", "<final_answer>({})\n\nC: no"),

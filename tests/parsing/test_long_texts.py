@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from utils.benchmarks.lamp import CITATION, MOVIE_TAG
+from utils.benchmarks.personamem_v2 import parse_yes_no
 from utils.parsing.answers import parse_answer
 from utils.parsing.bare_text import parse_rating, parse_text
 from utils.parsing.building import parse_aspects, parse_needs
@@ -29,6 +30,7 @@ PARSERS = {
     "letter, final": (parse_letter, "final_answer"),
     "letter behind the marker": (parse_letter, "<final_answer>"),
     "official letter": (lambda text, cut: read_officially(text, "a"), "<final_answer>"),
+    "yes or no": (parse_yes_no, "The verdict is "),
     "rating": (parse_rating, "4"),
     "citation": (CITATION.parse, "1"),
     "tag": (MOVIE_TAG.parse, "based"),
@@ -45,7 +47,7 @@ PIECES = (
     '"/*', '"}', '{"a":', '{"":[0,', '["a", ', '"a" ', "personalized_answer", '{"personalized_answer": "',
     "match_score: 1 ", ',"match_score":', "score: 1\n", '{"better_response": "', "the first ",
     "[THINK]", "<|channel|>a", "<|channel|>a<|message|>", "needs_personalization: ", "is the following ", "\ud83d",
-    "\0", "\ufeff", "é", "\\boxed{", "a is ", ". (a) ", "go with ",
+    "\0", "\ufeff", "é", "\\boxed{", "boxed{no} or ", "a is ", ". (a) ", "go with ",
 )  # fmt: skip
 SECONDS = 60  # a quadratic search takes minutes
 

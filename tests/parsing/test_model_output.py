@@ -130,6 +130,38 @@ VERDICTS = [
     ('```json\n{"match_score": 0.0}\n```', 0, "strict"),
     ('{"match_score": 1.000} /json', 1, "repaired"),
     ("**Match Score:** 1.0.", 1, "repaired"),
+    # The only number, among the remains of a fence, an object or quotes.
+    ("2", 2, "repaired"),
+    ("json\n\n2", 2, "repaired"),
+    ("json\n\n2\n\njson", 2, "repaired"),
+    ("json\n\n2\nendif", 2, "repaired"),
+    ("json\n1\n</json>", 1, "repaired"),
+    ("```json 1", 1, "repaired"),
+    ("```json\n{\n1\n```", 1, "repaired"),
+    ("/json\n0.0\n/json\n/json", 0, "repaired"),
+    ('"2"}', 2, "repaired"),
+    ('{"1"}', 1, "repaired"),
+    ("1” }}/json", 1, "repaired"),
+    ("2json", 2, "repaired"),
+    ("json2", 2, "repaired"),
+    # The name in prose, and text after the value.
+    ("The match_score is 1.", 1, "repaired"),
+    ("It covers the price, so match_score: 2, because it names one.", 2, "repaired"),
+    ("match_score: 2 (very well)", 2, "repaired"),
+    ("match_score: 1 /json", 1, "repaired"),
+    ("match_score: 0</json>", 0, "repaired"),
+    ("matchScore: 2", 2, "repaired"),
+    ('{"matchscore": 2}', 2, "repaired"),
+    ('{"match_score": 1 // partly\n}', 1, "repaired"),
+    ('{"match_score": 2 "}', 2, "repaired"),
+    ('{"match_score": 1; "why": "so"}', 1, "repaired"),
+    ('{"match_score": 0 "why": "so"}', 0, "repaired"),
+    ('{\\n  "match_score": 2\\n}', 2, "repaired"),
+    ("The match_score is 2: it covers all. So match_score: 2 it is.", 2, "repaired"),
+    # Another turn that the model makes up.
+    ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', 2, "repaired"),
+    ('{"match_score": 2 "}\nassistant\n{"match_score": 0}', 2, "repaired"),
+    ("match_score: 2\nuser: Rate this, too.\nassistant: match_score: 0", 2, "repaired"),
 ]
 
 REFUSED = [
@@ -154,8 +186,14 @@ REFUSED = [
     ("match_score: 1 or 2", "match_score is 1 or 2, not an integer 0-2"),
     ("match_score: 0, 1, or 2", "match_score is 0, 1, or 2, not an integer 0-2"),
     ("{}", "no match_score in the text"),
-    ("2", "no match_score in the text"),
-    ("The match_score is 1.", "no match_score in the text"),
+    ("json\n\n2\n1", "no match_score in the text"),
+    ("2/2}", "no match_score in the text"),
+    ("2} is my verdict", "no match_score in the text"),
+    ("The match_score is 1 or 2.", "match_score is 1 or 2., not an integer 0-2"),
+    ("A match_score is 1 if it is partly covered.", "match_score is 1 if it is partly co, not an integer 0-2"),
+    ("match_score: 1 point out of 2", "match_score is 1 point out of 2, not an integer 0-2"),
+    ("match_score: 0 is poor, match_score: 2 is good.", "match_score is contradictory: 0 and 2"),
+    ("The match_score is 1. On reflection, the match_score is 2.", "match_score is contradictory: 1 and 2"),
     ("I would give this a 2.", "no match_score in the text"),
     ('"2"', "no match_score in the text"),
     ("'2.0'", "no match_score in the text"),
@@ -196,6 +234,10 @@ def test_refused_verdict(text, reason):
     [
         # A number at the end may continue.
         ("json 2 ", None),
+        ("json\n\n2", None),
+        ("match_score: 1 o", None),
+        ("The match_score is 1, because it cov", None),
+        ("Let me see: match_score is 1 where one part is covered, and\n", None),
         ("match_score: 1.", None),
         ("match_score: 1 ", None),
         ("match_score: **1**", None),
@@ -205,6 +247,9 @@ def test_refused_verdict(text, reason):
         # The text after it shows that it has ended.
         ("{'match_score': 1}\nuser: 1. And 2.", 1),
         ("match_score: 1\nuser: of these 7.", 1),
+        ("match_score: 1, because the price is covered and", 1),
+        ("2}", 2),
+        ('2.0"', 2),
     ],
 )
 def test_a_verdict_that_max_tokens_may_have_cut(text, value):

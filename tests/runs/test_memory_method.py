@@ -15,6 +15,7 @@ from utils.cli.errors import counted
 from utils.files.manifest import read_manifest
 from utils.methods.memory import SHOWN, chunks_of, texts_of
 from utils.records.datasets import read_dataset
+from utils.runs.trace import read_trace
 
 SIZE = 2000  # characters of a chunk
 
@@ -70,6 +71,10 @@ def test_questions_on_one_history_pay_for_its_memory_once(remembering, data, req
     manifest = read_manifest(remembering.output)
     assert manifest["calls"]["generator"]["num_calls"] == len(server.requests)
     assert manifest["completions"] == {"requested": len(server.requests), "from_store": 0}
+    remembering.run(*flags, "--trace", dataset=dataset)
+    lines = [line for line in read_trace(str(remembering.output)) if line.get("shared")]
+    assert len({line["text"] for line in lines}) == len(memories) and len(lines) == sum(map(len, chunks.values()))
+    assert all("The next part:" in line["messages"][-1]["content"] for line in lines)
 
 
 def test_a_killed_or_repeated_run_asks_only_for_what_is_missing(remembering, personamem):

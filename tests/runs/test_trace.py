@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from api_server import Reply
-from method_runs import IDS, SAMPLE, SEARCHES
+from method_runs import IDS, SAMPLE, SEARCHES, search_reply
 from tiny_t5 import save_tiny_t5
 
 import baselines
@@ -47,6 +47,25 @@ def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may
     for record in json.loads(SAMPLE.read_text()):
         for secret in [record["narrative"], *(aspect["reason"] for aspect in record["rubric_aspects"])]:
             assert json.dumps(secret, ensure_ascii=False)[1:-1] not in written
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused", "temperatures"),
+    [
+        (["--temperature", 0.8], False, [0.8, 0.3, 0.8]),
+        (["--temperature", "default"], False, [None, 0.3, None]),
+        (["--temperature", 0.8], True, [None, None, None]),
+    ],
+)
+def test_a_call_has_the_temperature_of_its_text(searching, flags, refused, temperatures):
+    """The flag's, or the method's own; null if the server chose it."""
+    method = SEARCHES.replace("number=number)", "number=number, temperature=own)", 1)
+    searching.write(method.replace("        query", "        own = 0.3 if number == 'two' else None\n        query", 1))
+    unknown = Reply("Unsupported value: 'temperature' does not support 0.8 with this model.", status=400)
+    searching.server.reply = lambda request: unknown if refused and "temperature" in request else search_reply(request)
+    searching.run("--trace", "--limit", 2, *flags)
+    for lines in lines_by_question(searching.output).values():
+        assert [line["temperature"] for line in lines if "messages" in line] == temperatures
 
 
 def test_a_trace_is_made_from_the_store_and_by_shards(searching):

@@ -15,7 +15,9 @@ from prompts import join_posts, load_prompt
 from utils import make_figures, make_table, report, select_responses
 from utils.benchmarks import lampqa
 from utils.cli import UserError
+from utils.generation.local_chat import LocalChat
 from utils.records.datasets import read_dataset
+from utils.runs.judging import choose_judge, settings_of_judge
 from utils.tables.columns import compare_pairs, point_of
 from utils.tables.figure_style import score_limits
 from utils.tables.system_scores import System
@@ -103,6 +105,115 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
 
 
+@pytest.mark.engine
+def test_an_adapter_on_a_reward_model_gives_transformers_number(warm_engine, samples, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base, output = save_classifier(tmp_path), tmp_path / "out"
+    output.mkdir()
+    model = AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(model, config).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    flags, (responses, scores) = flags_of(samples, output, "--evaluator_llm", tmp_path / "adapter", "--limit", 3)
+    done = warm_engine.run("evaluate_responses.py", [*flags, "--dtype", "float32"])
+    assert done.returncode == 0, done.errors
+    tokenizer, answers = AutoTokenizer.from_pretrained(base), json.loads(responses[1].read_text())
+    for record, entry in zip(RECORDS[:3], json.loads(scores[1].read_text())["per_question_scores"], strict=True):
+        shown = dialogue(record, answers[record["id"]][0]["output"])
+        tokens = tokenizer.apply_chat_template(shown, return_tensors="pt", return_dict=True)
+        with torch.no_grad():
+            expected = model(**tokens).logits.item()
+            with model.disable_adapter():
+                assert abs(model(**tokens).logits.item() - expected) > 0.01
+        assert entry["score"] == pytest.approx(expected, abs=1e-3)
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "pad"),
+    [
+        ("", "<|im_end|>"),
+        ("{{ eos_token }}", "<|im_end|>"),  # two padding tokens
+        ("{{ '\\n' }}", "<|im_end|>"),  # a line break after it
+        ("", "<|endoftext|>"),
+        ("<|endoftext|>", "<|endoftext|>"),
+        ("", None),
+    ],
+)
+def test_a_dialogue_ends_with_the_token_at_which_transformers_reads_the_reward(tmp_path, end, pad):
+    """Also if the padding token is the one that ends each turn."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = save_classifier(tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE + end
+    model.config.pad_token_id = None if pad is None else tokenizer.convert_tokens_to_ids(pad)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    given = dialogue(RECORDS[0], "Put them in water.")
+    whole = tokenizer.apply_chat_template(given, return_tensors="pt", return_dict=True)["input_ids"]
+    rendered = LocalChat(str(folder)).render_dialogue(given)
+    with torch.no_grad():
+        of_transformers = model.eval()(whole).logits.item()
+        model.config.pad_token_id = None  # the last token is read, as by vLLM
+        of_last_token = model(torch.tensor([list(rendered)])).logits.item()
+        assert len(rendered) == whole.shape[1] or abs(model(whole).logits.item() - of_transformers) > 1e-3
+    assert of_last_token == pytest.approx(of_transformers, abs=1e-5)
+    assert len(rendered) == whole.shape[1] - {("", "<|im_end|>"): 1, ("{{ eos_token }}", "<|im_end|>"): 2}.get(
+        (end, pad), int(end == pad)
+    )
+
+
+@pytest.mark.parametrize(("pad", "padding"), [("<|im_end|>", "left off"), ("<|endoftext|>", None)])
+def test_rewards_that_were_read_at_the_padding_are_made_again(tmp_path, pad, padding):
+    folder = save_classifier(tmp_path)
+    chat, config = LocalChat(str(folder)), json.loads((folder / "config.json").read_text())
+    config |= {"pad_token_id": chat.tokenizer.convert_tokens_to_ids(pad)}
+    (folder / "config.json").write_text(json.dumps(config))
+    flags = ["--strategy", "reward", "--evaluator_llm", folder, "--inputs_addr", DATA, "--score_addr", tmp_path / "s"]
+    flags += ["--completions", tmp_path / "completions"]
+    args = evaluate_responses.build_parser().parse_args(list(map(str, [*flags, "--response_addr", tmp_path / "r"])))
+    judge = choose_judge(args, lampqa.TASK.metrics["reward"].judge)
+    assert settings_of_judge(args, judge).get("padding") == padding
+
+
+@pytest.mark.parametrize("head", ["score", "classifier"])
+def test_an_adapter_with_a_classifiers_head_is_served_once_it_is_merged(samples, tmp_path, head):
+    import torch
+    from peft import AutoPeftModelForSequenceClassification, LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    base = save_classifier(tmp_path).parent / "chat"
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    config = LoraConfig(r=4, task_type="SEQ_CLS", modules_to_save=["score"], init_lora_weights=False)
+    trained, ids = get_peft_model(model, config).eval(), torch.tensor([[5, 6, 7]])
+    trained.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"modules_to_save": [head]}))
+    flags, _ = flags_of(samples, tmp_path / "x", "--evaluator_llm", tmp_path / "adapter", "--dry_run")
+    with pytest.raises(UserError) as refusal:
+        evaluate_responses.main(flags)
+    assert f"adapter with a classifier's head (modules_to_save ['{head}']) is not served; vLLM 0.32" in str(
+        refusal.value
+    )
+    assert "AutoPeftModelForSequenceClassification.from_pretrained(…, num_labels=1).merge_and_unload()" in str(
+        refusal.value
+    )
+    if head == "score":
+        merged = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=1)
+        merged.merge_and_unload().save_pretrained(tmp_path / "merged")
+        AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "merged")
+        assert evaluate_responses.main([word.replace("/adapter", "/merged") for word in flags]) == 0
+        served = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+        assert served(ids).logits.item() == pytest.approx(trained(ids).logits.item(), rel=1e-3)
+
+
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
@@ -122,8 +233,11 @@ def api(server, name="rm"):
 
 def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, tmp_path, capsys):
     server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
-    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server))
+    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server, "padded"))
     assert evaluate_responses.main(flags) == 0
+    assert (
+        capsys.readouterr().err.count("note: padded: if its padding token ends a dialogue, the server's rewards") == 1
+    )
     assert len(server.requests) == 51 and all(request["use_activation"] is False for request in server.requests)
     shown = {json.dumps(request["messages"]) for request in server.requests}
     answer = json.loads(responses[2].read_text())[RECORDS[0]["id"]][0]["output"]

@@ -221,6 +221,8 @@ LEVELS = [
     ('{"Score": 0.5, "why": "a "b" c"}', 0.5, "repaired"),
     ("Good.\n**Score:** 1.0\nIt has all.", 1, "repaired"),
     ("Score: 0.5\nScore: 1", 1, "repaired"),
+    ("json\n\n0.75\n\njson", 0.75, "repaired"),
+    ("0\n```", 0, "repaired"),
 ]
 NO_LEVELS = [
     ("", "the text is empty"),
@@ -234,6 +236,7 @@ NO_LEVELS = [
     ("Score: 0,5", f"score is 0,5, {NO_LEVEL}"),
     ("The score is 0.5", "no score in the text"),
     ("0.5 or 0.75", "no score in the text"),
+    ('"0.5"', "no score in the text"),
 ]
 PREFERENCES = [
     ('{"better_response": 1}', 1, "strict"),
@@ -242,6 +245,9 @@ PREFERENCES = [
     ("{'Better Response': 'Response 2'}", 2, "repaired"),
     ('{"better_response": 1, "why": "a "b" c"}', 1, "repaired"),
     ("**Better response:** Response 1\nIt has more.", 1, "repaired"),
+    ("{'betterResponse': 2}", 2, "repaired"),
+    ("json\n\n2\nendif", 2, "repaired"),
+    ('"Response 1"\n```', 1, "repaired"),
 ]
 NO_PREFERENCES = [
     ("", "the text is empty"),

@@ -30,7 +30,8 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
 from utils.parsing import Parsed, nothing, plain
-from utils.parsing.letters import LETTERS
+from utils.parsing.json_text import pattern
+from utils.parsing.letters import BOX_ENDS, BOX_OPENS, LETTERS
 from utils.scoring import direct
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
@@ -77,14 +78,11 @@ class LinkedHistories(OnHub):
         return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
 
-# The verdict of a text with reasoning, by the public code's rules. A letter: the first of these forms that occurs in
-# the text decides, where it first occurs, in upper or lower case; so "answer: a good one" names A, and "Final Answer:
-# [X]" no letter. Yes or No: the first \boxed{Yes} or \boxed{No}, otherwise the word that the text begins with, or else
-# the only one of the two in its first sentence. The public code also finds these words inside other words; here they
-# must be whole words. In a text that was cut off, before its verdict, only the box counts.
+# A letter is read by the public code's rule: the first of these forms that occurs in the text decides, where it first
+# occurs, in upper or lower case; so "answer: a good one" names A, and "Final Answer: [X]" no letter.
 _LETTER_FORMS = [
-    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
-    for pattern in (
+    re.compile(form, re.IGNORECASE | re.MULTILINE)
+    for form in (
         r"\\boxed\{([A-Z])\}",
         r"final answer:\s*+([A-Z])",
         r"answer:\s*+([A-Z])",
@@ -93,9 +91,14 @@ _LETTER_FORMS = [
         r"\b([A-Z])\.[^\S\n]*+$",
     )
 ]
-_BOXED = re.compile(r"\\boxed\s*+\{(yes|no)\}", re.IGNORECASE)
-_BEGINNING = re.compile(r"[\s*_\"'“‘]*+(yes|no)\b", re.IGNORECASE)
-_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+# Yes or No. Neither the "no" of "no conflict" nor the two boxes of an instruction are a verdict.
+_YES_NO = r"(yes|no(?![^\S\n]++(?!(?:because|as|since|it|the|this)\b)\w))\b"
+_BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict)[\s:*]++)?+(yes|no)\b{BOX_ENDS}")
+_EITHER_BOX = pattern(r"\bboxed\s*+\{[^\n}]{0,30}\}++\W{0,9}or\W{0,9}boxed\s*+\{[^\n}]{0,30}\}++")
+_ANY_BOX = pattern(r"\bboxed\s*+\{")
+_FINAL = pattern(rf"\b(?:answer|verdict)\b(?:\s++is\b)?+[\s:*_\"'“‘]*+{_YES_NO}(?!\s*+(?:or\b|/))")
+_BEGINNING = pattern(rf"[\s*_\"'“‘]*+{_YES_NO}")
+_WORD = pattern(rf"\b{_YES_NO}")
 
 
 def parse_final_letter(text: str, cut: bool = False) -> Parsed:
@@ -108,14 +111,22 @@ def parse_final_letter(text: str, cut: bool = False) -> Parsed:
 
 
 def parse_yes_no(text: str, cut: bool = False) -> Parsed:
-    """Read Yes or No; the value is 1 or 0."""
+    r"""Read Yes or No; the value is 1 or 0.
+
+    The last box decides, such as `\boxed{Yes}` or `\boxed{\text{No.}}`; "\boxed{Yes} or \boxed{No}" is an instruction.
+    Without a box, the last "answer: Yes" or "verdict is No" does, otherwise the word with which the text begins, or
+    else the only one of the two in its first sentence. In a text that was cut off, only the box counts.
+    """
     body = plain(text)
-    if boxed := _BOXED.search(body):
-        return Parsed(int(boxed[1].lower() == "yes"), "strict", None)
+    if boxes := _BOX.findall(_EITHER_BOX.sub("", body)):
+        return Parsed(int(boxes[-1].lower() == "yes"), "strict", None)
     if cut:
         return nothing("the text ends before the verdict")
+    if _ANY_BOX.search(body):
+        return nothing("the box has neither Yes nor No")
     beginning = _BEGINNING.match(body)
-    words = {beginning[1].lower()} if beginning else {word.lower() for word in _WORD.findall(body.partition(".")[0])}
+    words = _FINAL.findall(body)[-1:] or ([beginning[1]] if beginning else _WORD.findall(body.partition(".")[0]))
+    words = {word.lower() for word in words}
     if len(words) != 1:
         return nothing("neither Yes nor No is the text's verdict")
     return Parsed(int(words == {"yes"}), "repaired", None)

@@ -170,9 +170,19 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
     return is_one
 
 
+def pads_with_end(model_addr: str, cache_dir: str | None) -> bool:
+    """Return whether a local model's config.json has an end token as its padding token."""
+    config = _read_config(model_addr, cache_dir)
+    ends, padding = config.get("eos_token_id"), config.get("pad_token_id")
+    return padding is not None and padding in (ends if isinstance(ends, list) else [ends])
+
+
 def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """Return a model's config.json; empty if it is missing, or damaged (loading the model will report that)."""
-    path = model_file(model_addr, "config.json", cache_dir)
+    """Return the config.json of a model, or of an adapter's base model.
+
+    Empty if it is missing, or damaged (loading the model will report that).
+    """
+    path = model_file(adapter_base(model_addr) or model_addr, "config.json", cache_dir)
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path else {}
     except (ValueError, RecursionError):

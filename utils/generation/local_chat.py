@@ -173,7 +173,7 @@ class LocalChat(Counting):
                 f"{self.tokenizer.name_or_path}: none of its chat templates ({', '.join(template)}) is named default\n"
                 "  in a copy of its folder, save the one to use as chat_template.jinja"
             )
-        self.model_limit = longest_sequence(config)
+        self.model_limit, self._padding = longest_sequence(config), getattr(config, "pad_token_id", None)
         self.variables = self._choose_variables(variables or {}, only_known)
         if CLOCK in self.tokenizer.get_chat_template():
             self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
@@ -215,10 +215,17 @@ class LocalChat(Counting):
         return self._encode_all([self._text(messages)])[0]
 
     def render_dialogue(self, messages: Messages) -> array:
-        """Return the token ids of a whole dialogue, with the end of the assistant's last turn."""
+        """Return the token ids of a whole dialogue, with the end of the assistant's last turn, for a reward model.
+
+        Padding tokens at its end are left off: vLLM reads the reward at the last token, but transformers, as in the
+        model's training, at the last one that is not the padding token (GenericForSequenceClassification).
+        """
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
-            return self._encode_all([self._apply(fold(texts, *self._form), asks=False)])[0]
+            ids = self._encode_all([self._apply(fold(texts, *self._form), asks=False)])[0]
+        while len(ids) > 1 and ids[-1] == self._padding:
+            ids.pop()
+        return ids
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
         """Render groups of prompts; they are tokenized together, on all cores."""

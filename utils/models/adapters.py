@@ -16,6 +16,7 @@ NOT_SERVED = (
     "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
     "alora_invocation_tokens", "use_bdlora", "use_qalora",
 )  # fmt: skip
+HEADS = ("score", "classifier")  # names of a classifier's last layer
 SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_head)\.base_layer\.weight)$")
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
@@ -53,6 +54,13 @@ def ranks_of(config: dict[str, Any]) -> list[int]:
 def check_served(adapter: Path) -> None:
     """Raise UserError for an adapter that vLLM does not serve; its process would die at the first request."""
     config = adapter_config(str(adapter))
+    if heads := [name for name in config.get("modules_to_save") or () if name in HEADS]:
+        raise UserError(
+            f"{adapter}: an adapter with a classifier's head (modules_to_save {quote(heads)}) is not served; vLLM 0.32 "
+            "loads such a head only onto a base model that is a classifier\n"
+            "  merge both: PEFT's AutoPeftModelForSequenceClassification.from_pretrained(…, num_labels=1)"
+            ".merge_and_unload(), saved with the tokenizer"
+        )
     bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
     unserved = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
     unserved += [f"bias {quote(bias)}"] if bias not in (None, "none") else []

@@ -122,12 +122,18 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
     return torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
 
 
-def target_log_probs(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+def target_log_probs(
+    model: Any, labels: torch.Tensor, temperatures: torch.Tensor | float = 1.0, **inputs: torch.Tensor
+) -> torch.Tensor:
     """Return the log-probabilities (nats) of a batch's N target tokens, shape (N,), one sequence after the other.
 
-    The arguments are those of `target_logits`.
+    Args:
+        temperatures: above 0, at which the tokens were sampled, for all or (N,) for each; they divide the logits.
+        model, labels, inputs: as in `target_logits`.
     """
     logits, targets = target_logits(model, labels, **inputs)
+    # In place, because a copy of the logits could take a gigabyte.
+    logits = logits.div_(torch.as_tensor(temperatures, device=logits.device).unsqueeze(-1))
     return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
 
 

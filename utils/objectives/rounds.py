@@ -5,13 +5,15 @@ sample, and this training learns from every call of one role. A call's own text 
 other calls and searches put into it, is not.
 """
 
+import hashlib
+import json
 import math
 import sys
 from argparse import Namespace
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
 from utils.benchmarks.checks import Record
@@ -27,6 +29,10 @@ from utils.tables.best_of_n import are_rewards, in_order, read_rewards, read_sam
 from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
+EQUAL = 1e-6  # scores whose deviation is at most this share of the largest differ by rounding
+# PR2 divides scores themselves by deviations, not their differences, so advantages of nearly equal scores explode.
+PR2_EQUAL = 1e-2
+OUTWEIGHS = 10  # a question is named if its largest advantage is this many times the others' median
 ADVANTAGES = ("grpo", "pr2")
 
 Sample = tuple[str, int]  # question id and number
@@ -40,12 +46,17 @@ def scored_addr(args: Namespace) -> str:
 def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
     """Return each sample's advantage in its question (GRPO, arXiv 2402.03300): (score - mean) / (deviation + 1e-4).
 
-    The deviation is the population's. The result is empty if all scores are equal or there is only one.
+    The deviation is the population's. The result is empty if the scores are equal (`EQUAL`) or there is only one.
     """
-    if len(set(scores.values())) < 2:
+    if are_equal(scores.values(), EQUAL):
         return {}
     mean, deviation = fmean(scores.values()), pstdev(scores.values())
     return {number: (score - mean) / (deviation + EPSILON) for number, score in scores.items()}
+
+
+def are_equal(scores: Collection[float], share: float) -> bool:
+    """Return whether there are fewer than two scores, or they deviate by at most this share of the largest."""
+    return len(scores) < 2 or pstdev(scores) <= share * max(map(abs, scores))
 
 
 def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bool]) -> dict[int, float]:
@@ -53,11 +64,12 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
 
     If v is the score of the sample that did not search, a sample with score s has (s - v - mean) / deviation - 2 v /
     (deviation of samples that searched), with mean and deviation over all, by n - 1; the sample that did not search has
-    0. The result is empty unless exactly one sample did not search, and the scores of those that did are not all equal.
+    0. The result is empty unless exactly one sample did not search, and the scores of those that did are not all equal
+    (`PR2_EQUAL`).
     """
     with_search = {number: score for number, score in scores.items() if searched[number]}
     without = [score for number, score in scores.items() if not searched[number]]
-    if len(without) != 1 or len(set(with_search.values())) < 2:
+    if len(without) != 1 or any(are_equal(some.values(), PR2_EQUAL) for some in (with_search, scores)):
         return {}
     mean, deviation, of_searched = fmean(scores.values()), stdev(scores.values()), stdev(with_search.values())
     [bare] = without
@@ -68,11 +80,17 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
 
 
 def examples_of_round(args: Namespace, records: list[Record], window: Window) -> tuple[list[Example], list[str]]:
-    """Return an example per call to learn from, with its advantage, and lines that say what was left out."""
+    """Return an example per call to learn from, with its advantage, and lines that say what was left out.
+
+    A call that samples or questions share was sampled once, so it is learnt once, with the sum of their advantages.
+    """
     responses = read_responses_to(records, scored_addr(args))
     calls, searched = read_calls(args)
     scores = sample_scores(args, responses, calls)
-    record_of, counts, examples = {record["id"]: record for record in records}, Counter[str](), []
+    record_of, counts = {record["id"]: record for record in records}, Counter[str]()
+    learnt: dict[Any, tuple[Line, Record]] = {}  # by call
+    weights: dict[Any, float] = defaultdict(float)  # the advantage of each call
+    largest: dict[str, float] = {}  # each question's largest advantage
     for question_id in responses:
         of_question = scores.get(question_id, {})
         if args.advantage == "grpo":
@@ -80,18 +98,66 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         else:
             advantages = relative_to_no_search(of_question, {n: (question_id, n) in searched for n in of_question})
         counts["questions whose samples have equal scores"] += not advantages
+        if advantages:
+            largest[question_id] = max(map(abs, advantages.values()))
         for number, advantage in advantages.items():
-            for line in calls[question_id, number]:
-                if line["text"] is None:
-                    continue
-                if line.get("truncated") and not args.keep_cut:
-                    counts["calls cut off"] += 1
-                    continue
-                example = example_of(line, record_of[question_id], window, advantage)
-                counts["calls too long for --max_target_length, or with the prompt for the window"] += example is None
-                examples += [example] if example else []
+            for line, call in with_keys(calls[question_id, number]):
+                learnt.setdefault(call, (line, record_of[question_id]))
+                weights[call] += advantage
+    examples, usual = [], run_temperature(args)
+    for call, (line, record) in learnt.items():
+        temperature = line.get("temperature", usual)
+        if line["text"] is None:
+            continue
+        if line.get("truncated") and not args.keep_cut:
+            counts["calls cut off"] += 1
+        elif line.get("shared") and math.isclose(weights[call], 0, abs_tol=1e-6):
+            counts["calls that samples share, whose advantages sum to 0"] += 1
+        elif temperature == 0:
+            counts["calls at temperature 0, which tried nothing else"] += 1
+        else:
+            counts["calls at an unknown temperature"] += temperature is None
+            example = example_of(line, record, window, weights[call], 1.0 if temperature is None else temperature)
+            counts["calls too long for --max_target_length, or with the prompt for the window"] += example is None
+            examples += [example] if example else []
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
-    return examples, [f"left out: {named(count, what)}" for what, count in counts.items() if count]
+    unknown = counts.pop("calls at an unknown temperature", 0)
+    notes = [f"left out: {named(count, what)}" for what, count in counts.items() if count]
+    if unknown:
+        notes.append(f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; give --temperature")
+    for question_id, size in largest.items():
+        if len(largest) > 2 and size > OUTWEIGHS * (usual_size := median(largest.values())):
+            why = f"advantages up to {size:.1f}, of most questions {usual_size:.1f}"
+            notes.append(f"question {quote(question_id)} outweighs others: {why}")
+    return examples, notes
+
+
+def with_keys(lines: Iterable[Line]) -> Iterator[tuple[Line, Any]]:
+    """Yield a sample's lines, each with a key of its call; lines of one shared call have the same key.
+
+    A sample's equal shared calls are several, numbered as the sample makes them.
+    """
+    same = Counter[bytes]()
+    for line in lines:
+        if not line.get("shared"):
+            yield line, (line["id"], line["sample"], line["number"])
+            continue
+        sent = json.dumps([line["messages"], line.get("stop"), line["text"]])
+        digest = hashlib.sha256(sent.encode()).digest()
+        yield line, (digest, same[digest])
+        same[digest] += 1
+
+
+def sampling_flags(args: Namespace) -> dict[str, Any]:
+    """Return the flags with which the calls of --role were sampled, from the manifest; empty if unknown."""
+    arguments = (read_manifest(args.trace_addr.removesuffix(TRACE)) or {}).get("arguments", {})
+    own = next((flags for role, _, flags in arguments.get("model") or () if role == args.role), {})
+    return {**arguments, **own}
+
+
+def run_temperature(args: Namespace) -> float | None:
+    """Return the temperature of calls whose line in the trace has none, as in older traces; None if unknown."""
+    return sampling_flags(args).get("temperature")
 
 
 def read_responses_to(records: list[Record], path: str, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
@@ -112,6 +178,17 @@ def note_other_model(args: Namespace, identity: str) -> None:
     if sampled not in (None, identity) and is_first_process():
         what = f"has calls of {sampled}, and the training begins with {identity}"
         print(f"note: {args.trace_addr}: {what}; samples should be the model's own", file=sys.stderr)
+
+
+def note_restricted_sampling(args: Namespace) -> None:
+    """Print a note if flags kept tokens from being sampled: log-probabilities are of the whole vocabulary."""
+    flags = sampling_flags(args)
+    neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0)}
+    given = {**flags, **(flags.get("extra_body") or {})}
+    restricted = [f"--{name} {given[name]}" for name, values in neutral.items() if given.get(name) not in values]
+    if restricted and is_first_process():
+        what = f"sampled with {' and '.join(restricted)}, but learnt by the probabilities of all tokens"
+        print(f"note: {args.trace_addr}: {what}; --top_p 1 samples from all", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
@@ -168,7 +245,7 @@ def sample_scores(
     return rewards
 
 
-def example_of(line: Line, record: Record, window: Window, advantage: float) -> Example | None:
+def example_of(line: Line, record: Record, window: Window, advantage: float, temperature: float) -> Example | None:
     """Return the example of a call; None if its text, or prompt and text together, are longer than the window allows.
 
     A text that was cut, or that a `stop` may have ended, is learnt without the token that ends a turn.
@@ -177,16 +254,18 @@ def example_of(line: Line, record: Record, window: Window, advantage: float) -> 
     target = target[:-1] if line.get("stop") or line.get("truncated") else target
     if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
         return None
-    return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage)
+    return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage, temperature=temperature)
 
 
 def describe_round(path: str, examples: Sequence[Example]) -> str:
     """Return a description of what is learnt."""
     size = math.sqrt(fmean(example.advantage**2 for example in examples))
     questions = counted(len({example.record["id"] for example in examples}), "question")
+    temperatures = sorted({example.temperature for example in examples})
     return (
         f"{path}: {counted(len(examples), 'call')} of {questions}, "
         f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call has "
         f"{max(example.length for example in examples)} tokens; {sum(example.advantage > 0 for example in examples)} "
-        f"with an advantage above 0; root mean square {size:.2f}"
+        f"with an advantage above 0; root mean square {size:.2f}; "
+        f"sampled at temperature {' and '.join(f'{temperature:g}' for temperature in temperatures)}"
     )

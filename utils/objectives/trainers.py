@@ -125,8 +125,10 @@ class ScoreTrainer(CausalTrainer):
     """GRPO on a round of scored samples: the clipped ratio of each token's probability to that before the round.
 
     With one step per round it is GRPO (arXiv 2402.03300) on samples of the model itself; further steps are clipped as
-    in PPO. As in DAPO (arXiv 2503.14476), all tokens of the round have the same weight. There is no dropout, because
-    the samples were drawn without it. The log-probabilities before the first step are computed once per start.
+    in PPO. As in DAPO (arXiv 2503.14476), all tokens of the round have the same weight. Log-probabilities are those
+    of the distribution that was sampled, so logits are divided by the samples' temperature, also for the KL term, as
+    in TRL and verl. There is no dropout, because the samples were drawn without it. The log-probabilities before the
+    first step are computed once per start.
     """
 
     def __init__(self, training: Training, model: Any, *others: Any):
@@ -153,7 +155,7 @@ class ScoreTrainer(CausalTrainer):
             for number, example in mine:
                 inputs = CausalTrainer.collate([example], 0)
                 inputs = {name: value.to(self.accelerator.device) for name, value in inputs.items()}
-                computed[number] = target_log_probs(self.model, **inputs).tolist()
+                computed[number] = target_log_probs(self.model, temperatures=example.temperature, **inputs).tolist()
                 progress.update()
         self.model.train()
         gathered = {number: values for part in gather_object([computed]) for number, values in part.items()}
@@ -163,12 +165,13 @@ class ScoreTrainer(CausalTrainer):
     def collate(pairs: Sequence[tuple[Example, list[float]]], pad: int) -> dict[str, torch.Tensor]:
         """Return a batch of examples with their log-probabilities before the first step.
 
-        The batch is CausalTrainer's, with `before` and `advantages` of each target token, both (N,).
+        The batch is CausalTrainer's, with `before`, `advantages` and `temperatures` of each target token, all (N,).
         """
-        advantages = [example.advantage for example, _ in pairs for _ in example.target]
+        tokens = [example for example, _ in pairs for _ in example.target]
         return CausalTrainer.collate([example for example, _ in pairs], pad) | {
             "before": torch.tensor([value for _, values in pairs for value in values]),
-            "advantages": torch.tensor(advantages),
+            "advantages": torch.tensor([example.advantage for example in tokens]),
+            "temperatures": torch.tensor([example.temperature for example in tokens]),
         }
 
     def compute_loss(

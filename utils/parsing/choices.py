@@ -2,9 +2,12 @@
 
 The field is found as json_text.py describes; if several objects have it, the last object decides, even if its value is
 refused. Full-width characters count as their usual forms. Outside a complete object, nothing else may follow the value
-in its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete.
+in its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete. Without
+the field, a text counts that is only a value among the remains of a fence, an object or quotes: `json 2`, `2}`.
 
-Verdicts: the integer 0, 1 or 2, also with a decimal point (2.0). "2" in quotes, 2/2 and "2 out of 2" are refused.
+Verdicts: the integer 0, 1 or 2, also with a decimal point (2.0). "2" in quotes, 2/2 and "2 out of 2" are refused. The
+name match_score is in no prose, so it also counts inside a line, with other text after the value ("so the match_score
+is 2 because"), but only if all places in the text give the same value.
 Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also written 1.0 or .5. Preferences (pairwise
 comparison): the integer 1 or 2, also in quotes or written Response 1. "A" is refused, because the prompt does not call
 a response so.
@@ -17,10 +20,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from utils.parsing import Parsed, json_text, nothing
-from utils.parsing.json_text import Field, pattern
+from utils.parsing.json_text import QUOTE, Field, pattern
 
 VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
+
+_FENCE = r"(?:```|</?json>|[/\\]?(?:json|endjson|endif)(?![a-z])|\s|\ufeff)"  # and what models write instead
+_REMAINS = rf"(?:{_FENCE}|[`{{}}]|{QUOTE})*+"
+# A verdict in prose: no other number follows, nor a condition, nor the scale, nor the cut of a text where they may be.
+_IN_PROSE = pattern(
+    rf"(?<!\w)match[\s_\\-]{{0,3}}+score(?!\w)(?:{QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"
+    r"(?:([0-2])(?:\.0++)?(?!\w)(?![^\n}]{0,20}\Z)(?![^\n{}\"]{0,20}\bout of\b)"
+    r"(?![ \t*`]*+(?:[-–/,.:|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b)))?"
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +40,11 @@ class Choice:
     """A field with one of a few values, and how it is read."""
 
     field: Field
-    value: re.Pattern[str]  # matches a valid value as written
+    value: re.Pattern[str]  # matches a valid value as written, up to the end of its line, its object or its place
+    alone: re.Pattern[str]  # matches a text that is only a valid value
     read: Callable[[str], int | float]  # returns the value from the pattern's first group
     values: str  # the valid values in words, for messages
+    in_prose: re.Pattern[str] | None = None  # matches the name anywhere, and a valid value in its group
 
     @property
     def begin(self) -> str:
@@ -44,27 +58,54 @@ class Choice:
         """
         if cut and json_text.may_be_draft(text):
             return nothing(json_text.DRAFT)
-        entry, text = json_text.own_object(unicodedata.normalize("NFKC", text), self.field)
-        if entry is not None:
-            written, how = json.dumps(entry.value, ensure_ascii=False), entry.how
-        elif starts := self.field.value_starts(text):
-            written, how = text[starts[-1] :] + ("…" if cut else ""), "repaired"
-        else:
-            return json_text.missing(text, self.field)
-        if (match := self.value.match(written)) is None:
+        text = unicodedata.normalize("NFKC", text)
+        starts = self.field.value_starts(text)
+        own = json_text.own_turn(text, starts[0]) if starts else text
+        how = "repaired"
+        if (entry := json_text.last_object(own, self.field)) is not None:
+            written = json.dumps(entry.value, ensure_ascii=False)
+            match = self.value.match(written + "\n")
+            how = entry.how if own == text else how
+        elif (match := self.alone.match(own := own if cut else f"{own}\n")) is None:
+            starts = self.field.value_starts(own)
+            named = [*self.in_prose.finditer(own)] if self.in_prose else []
+            if not starts and not named:
+                return json_text.missing(own, self.field)
+            if cut and "{" not in own and named and json_text.is_prose(own[: named[0].start()]):
+                return nothing(json_text.DRAFT)
+            written = own[starts[-1] if starts else named[-1].end() :]
+            match = self.value.match(own, starts[-1]) if starts else None
+            in_prose = {name[1]: name for name in named}
+            if match is None and in_prose and None not in in_prose:
+                if len(in_prose) > 1:
+                    return nothing(f"{self.field.name} is contradictory: {' and '.join(in_prose)}")
+                [match] = in_prose.values()
+        if match is None:
             return nothing(f"{self.field.name} is {json_text.describe(written)}, not {self.values}")
         return Parsed(self.read(match[1]), how, None)
 
 
-def _choice(name: str, value: str, read: Callable[[str], int | float], values: str) -> Choice:
-    """Return a choice. After a value, the line or the object must end, or another key must follow."""
-    ends = r"(?!\w)(?=[ \t*`.]*+(?:\Z|[\n\r}]|,\s*+(?:\Z|\}|[\"'])))"
-    return Choice(json_text.field_named(name), pattern(f"{value}{ends}"), read, values)
+def _choice(
+    name: str,
+    value: str,
+    read: Callable[[str], int | float],
+    values: str,
+    quoted: bool = False,
+    in_prose: re.Pattern[str] | None = None,
+) -> Choice:
+    """Return a choice. After a value, the line or the object must end, or another key must follow.
+
+    quoted: a text that is only a value in quotes counts.
+    """
+    ends = r"(?!\w)(?=[ \t*`.]*+(?:[\n\r}]|,[ \t]*+[\n\r}\"']))"
+    string = "" if quoted else rf"(?!{_FENCE}*+{QUOTE}[\d.]++{QUOTE}{_FENCE}*+\Z)"
+    alone = rf"{string}{_REMAINS}{value}(?![ \t`]*+\Z){_REMAINS}\Z"
+    return Choice(json_text.field_named(name), pattern(f"{value}{ends}"), pattern(alone), read, values, in_prose)
 
 
-_VERDICTS = _choice("match_score", r"([0-2])(?:\.0++)?", int, "an integer 0-2")
+_VERDICTS = _choice("match_score", r"([0-2])(?:\.0++)?", int, "an integer 0-2", in_prose=_IN_PROSE)
 _LEVELS = _choice("score", r"(0?\.(?:0|25|50?|75)0{0,3}|[01](?:\.0{1,4})?)", float, "0, 0.25, 0.5, 0.75 or 1")
-_PREFERENCES = _choice("better_response", r"[\"']?(?:response[ _]?)?([12])[\"']?", int, "1 or 2")
+_PREFERENCES = _choice("better_response", r"[\"']?(?:response[ _]?)?([12])[\"']?", int, "1 or 2", quoted=True)
 VERDICT_SCHEMA = _VERDICTS.field.schema({"type": "integer", "enum": list(VERDICT_VALUES)})
 LEVEL_SCHEMA = _LEVELS.field.schema({"type": "number", "enum": list(LEVELS)})
 PREFERENCE_SCHEMA = _PREFERENCES.field.schema({"type": "integer", "enum": [1, 2]})

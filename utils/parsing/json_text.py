@@ -6,7 +6,7 @@ r"""Find the value of a field: a model was asked for a JSON object with it, in a
 3. "repaired", if there is no such object: what follows the last place where the field's name is a key inside braces, or
    if there is none, a key without braces. A string may have single quotes, unescaped quotes inside, or no end.
 
-A text that only shows the form, such as a schema or "<your answer>", is not a value. If the model makes up a user's
+A text that only shows the form, such as a schema or "<your answer>", is not a value. If the model makes up another
 turn after an object, the text is read up to that turn. A text that max_tokens cut, with prose before and after its
 objects, is not read: it may be an unmarked thought with a draft. In strings, `\frac` and the like are LaTeX, not
 escapes.
@@ -46,10 +46,11 @@ _FORM = pattern(
     r"<[^<>]{1,200}>|[\[{(][^\[\]{}()]{0,100}\b(?:answer|here|insert|your)\b[^\[\]{}()]{0,100}[\]})]"
     r"|(?:(?:write|insert|put|give) )?(?:your|the|an?) (?:personalized )?answer(?: here)?|\.{3}|…|string|text|todo"
 )
-# The beginning of a user's turn that a model makes up, in the forms of several chat templates.
-_USERS_TURN = pattern(
-    r"^\W*(?:user|human)\W*$|^\W*(?:user|human|question):|\[INST\]|^\#{2,} ?(?:instruction|user|human|input|question)"
-    r"|<\|(?:im_start|start_header_id)\|>\s*user|<start_of_turn>\s*user|<[|｜]user[|｜]>"
+# The beginning of another turn that a model makes up, in the forms of several chat templates.
+_NEXT_TURN = pattern(
+    r"^[^\w\n]*+(?:(?:user|human|assistant)[^\w\n]*+$|(?:user|human|question|assistant):)|\[INST\]"
+    r"|^\#{2,}+ ?(?:instruction|user|human|input|question)"
+    r"|<\|(?:im_start|start_header_id)\|>\s*(?:user|assistant)|<start_of_turn>\s*(?:user|model)|<[|｜](?:user|assistant)[|｜]>"
 )
 # An escaped backslash, or the beginning of a LaTeX command.
 _COMMAND = re.compile(
@@ -77,8 +78,9 @@ class Field:
         """Return an object's value for this field, whose name may be spelled differently; None if it is missing."""
         if self.name in content:
             return content[self.name]
-        spelled = ((re.sub(r"[\s\\_-]+", "_", key.strip().lower()), value) for key, value in content.items())
-        return next((value for key, value in spelled if key == self.name), None)
+        joined = self.name.replace("_", "")
+        spelled = ((re.sub(r"[\s\\_-]+", "", key.lower()), value) for key, value in content.items())
+        return next((value for key, value in spelled if key == joined), None)
 
     def value_starts(self, text: str) -> list[int]:
         """Return the indexes at which values start: after keys in objects, or if it has none, keys without braces."""
@@ -88,7 +90,7 @@ class Field:
 
 def field_named(name: str) -> Field:
     """Return the field of this name; the name's words are joined by "_"."""
-    words = r"[\s_\\-]{1,3}+".join(name.split("_"))
+    words = r"[\s_\\-]{0,3}+".join(name.split("_"))
     value = rf"(?:{QUOTE}|[*`\\])*+\s*+[:=：][\s*`]*+"
     key = rf"(?:\{{\s*+{QUOTE}?|,\s*+{QUOTE})\s*+{words}\s*+{value}"
     return Field(name, pattern(key), pattern(rf"(?:{QUOTE}|^[^\w\n]*+(?:json[^\w\n]*+)?){words}{value}"))
@@ -155,17 +157,26 @@ def may_be_draft(text: str) -> bool:
     """Return whether a text has prose both before and after its objects; the "json" of a fence is not prose."""
     before, _, rest = text.partition("{")
     _, end, after = rest.rpartition("}")
-    return bool(end) and all(re.search(r"(?!json\b)\b\w", prose, re.IGNORECASE) for prose in (before, after))
+    return bool(end) and is_prose(before) and is_prose(after)
+
+
+def is_prose(text: str) -> bool:
+    """Return whether a text has a word other than the "json" of a fence."""
+    return re.search(r"(?!json\b)\b\w", text, re.IGNORECASE) is not None
 
 
 def missing(text: str, field: Field) -> Parsed:
     return nothing(f"no {field.name} in the text" if text.strip("`\ufeff \t\r\n") else "the text is empty")
 
 
-def own_turn(text: str) -> str:
-    """Return the text without a user's turn that the model makes up after a valid object, and what follows it."""
-    end = next((end for end, _ in valid_objects(text)), len(text))
-    return text[:end] + _USERS_TURN.split(text[end:], maxsplit=1)[0]
+def own_turn(text: str, end: int | None = None) -> str:
+    """Return the text without another turn that the model makes up after a valid object, and what follows it.
+
+    end: the index from which another turn is searched for; None for the end of the first valid object.
+    """
+    if end is None:
+        end = next((end for end, _ in valid_objects(text)), len(text))
+    return text[:end] + _NEXT_TURN.split(text[end:], maxsplit=1)[0]
 
 
 def keep_commands(text: str) -> str:

@@ -27,9 +27,13 @@ _BARE = rf"(?!{_ARTICLE}){_LETTER}"
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
 _FINAL = pattern(rf"(?<!/)\bfinal[\s_]++answer\b(?:\s++is\b)?+(?![^\S\n]*+{_ARTICLE})")
 _AFTER_FINAL = pattern(rf"{_OPENS}(?:(?:option|answer|response|\\text)\b{_OPENS})?{_LETTER}")
-_LABEL = rf"(?:^|(?<=[.,;!?]\s))[\s{_MARKS}#>(-]*+(?:option\s++)?([a-d])[{_MARKS}]*+[).:](?!\w)"  # "A: no. B: yes."
+# "A: no. B: yes." White space before a label is skipped in its own line, so that the search takes linear time.
+_LABEL = rf"(?:^|(?<=[.,;!?]\s))(?:[^\S\n]|[{_MARKS}#>(-])*+(?:option\s++)?([a-d])[{_MARKS}]*+[).:](?!\w)"
+# What comes before and after the word in a LaTeX box: its command, other commands, white space and marks.
+BOX_OPENS = rf"\bboxed\s*+\{{(?:[\s{_MARKS}$(\[{{:]|\\[a-z]++|\\[^\w\s]){{0,40}}+"
+BOX_ENDS = rf"(?=(?:[\s{_MARKS}$)\].,!]|\\[^\w\s]){{0,40}}+\}})"
 _NAMED = pattern(
-    rf"\(\s*+([a-d])\s*+\)|\\boxed\s*+\{{(?:\\text\{{)?([a-d])\}}|{_LABEL}"
+    rf"\(\s*+([a-d])\s*+\)|{BOX_OPENS}([a-d]){BOX_ENDS}|{_LABEL}"
     rf"|\b(?:options?|answer|choice|response|letter)\b(?:\s++is\b)?+{_OPENS}{_BARE}"
 )
 _JOINED = pattern(  # a second letter right after the first: "(a) or (b)", "a, b", "(a)(b)"

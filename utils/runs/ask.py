@@ -1,8 +1,10 @@
 """`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse."""
 
 import asyncio
+import functools
 import json
 import random
+import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -243,6 +245,8 @@ class Ask(Steps):
         The value is None if the dialogue does not even fit without posts.
         """
         model = self.model(role)
+        if model.flags.openai:
+            _note_padding(model.addr)
 
         def make() -> Call:
             for number in range(len(record["profile"]), -1, -1):
@@ -261,3 +265,9 @@ class Ask(Steps):
         """Add a copy of these fields to the `notes` of the answer's record in the output file."""
         # Encoded now, so that an error names the method's line whose value is not JSON.
         self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
+
+
+@functools.cache
+def _note_padding(addr: str) -> None:
+    what = "if its padding token ends a dialogue, the server's rewards are not those of transformers"
+    print(f"note: {addr}: {what}, as they are of a local model (docs/evaluation.md)", file=sys.stderr)

@@ -20,7 +20,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, Output, refuse_other_source
 from utils.generation.chat import choose_length, render_all
-from utils.generation.engines import choose_model, is_classifier
+from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -237,6 +237,8 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
+    if judge.gives_rewards and not args.openai and pads_with_end(judge.addr, args.cache_dir):
+        shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
     return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown
 
 

@@ -3,7 +3,9 @@
 A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
 "sample", "number", "search", "ids"}`, with `"no_shared_words": true` if words are compared and no post has one of the
 query. `sample` is the number of the answer to the question, and `number` the number of the call or search for this
-answer. Answers are in the output's order, and their lines in the order of the method.
+answer. Answers are in the output's order, and their lines in the order of the method. A call's `temperature` is that of
+its text, null if it was the model's default. A call that records share has `shared`: its text was requested once, and
+each of these records has a line with it.
 """
 
 import json
@@ -26,8 +28,8 @@ from utils.runs.steps import Step
 
 SCRIPT = "utils/runs/trace.py"
 # Fields of a call's record that are copied to its line, if the record has them.
-FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "attempts", "prompt_tokens", "completion_tokens",
-          "reasoning_tokens")  # fmt: skip
+FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "temperature", "attempts", "prompt_tokens",
+          "completion_tokens", "reasoning_tokens")  # fmt: skip
 
 LONGEST = 1_000  # characters of a text that `read_turns` keeps
 
@@ -85,7 +87,7 @@ def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
         if isinstance(step, Step):
             record = step.record
             line |= {"role": step.role, "messages": step.messages, "text": record.get("raw"), "value": record["value"]}
-            line |= {"stop": step.stop} if step.stop else {}
+            line |= ({"stop": step.stop} if step.stop else {}) | ({} if step.shared is None else {"shared": True})
             yield line | {name: record[name] for name in FIELDS if name in record}
         else:
             yield line | {"search": step["query"]} | {name: value for name, value in step.items() if name != "query"}

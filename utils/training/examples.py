@@ -40,7 +40,8 @@ class Example:
     is_cut: bool = False  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
     rejected: Sequence[int] = ()  # dpo: token ids of the worse text
     teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
-    advantage: float = 0.0  # grpo: of the sample that the text is part of
+    advantage: float = 0.0  # grpo: of the sample that the text is part of; of a shared call, their sum
+    temperature: float = 1.0  # grpo: at which the text was sampled
 
     @property
     def prompt(self) -> Any:
