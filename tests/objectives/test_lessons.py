@@ -210,7 +210,8 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
     """Cut when it was written, or too long here; nor is an answer that was kept without a score."""
     ids = [record["id"] for record in RECORDS]
     best, worst = ({key: [{"output": f"{name} {key}"}] for key in ids} for name in ("best", "worst"))
-    best[ids[0]][0]["truncated"] = worst[ids[1]][0]["truncated"] = True
+    best[ids[0]][0]["finish_reason"], worst[ids[1]][0]["truncated"] = "length", True
+    best[ids[4]][0] |= {"finish_reason": "stop", "truncated": False}
     best[ids[2]][0]["output"] = "far too long " * 30
     best[ids[3]][0]["score"] = None
     for name, content in (("best", best), ("worst", worst)):

@@ -256,7 +256,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     trace = copy / sampled[0].name
     lines = [json.loads(line) for line in trace.open()]
     first = next(line for line in lines if line.get("role") == "generator")
-    first["truncated"] = True
+    first["finish_reason"] = "length"  # though something was read before the cut: `truncated` is False
     rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
     scores = [copy / path.name for path in sampled[1]]
     examples, notes = examples_of(folder, trace, scores)
@@ -362,7 +362,7 @@ def share(line, *samples):
     """Make a sample's first call one that these samples share."""
     if line["role"] == "generator" and line["sample"] in samples:
         line |= {"text": "Look 12 steps away.", "messages": [{"role": "user", "content": "Where?"}], "shared": True}
-        line |= {"truncated": False}
+        line |= {"truncated": False, "finish_reason": "stop"}
 
 
 def with_prompt(folder, examples):
@@ -409,7 +409,7 @@ def test_equal_calls_that_are_not_shared_are_several(folder, changed):
 
 
 def test_a_question_that_outweighs_all_others_is_named(folder, changed):
-    trace, files = changed(lambda line: line.update(truncated=False))
+    trace, files = changed(lambda line: line.update(finish_reason="stop"))
     records = made_up_lessons.records()[30:33]
     lines = [line for line in map(json.loads, trace.open()) if "role" in line]
     lines += [{"id": record["id"], "sample": number, "number": 90, "search": "q", "ids": []}

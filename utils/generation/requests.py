@@ -1,7 +1,7 @@
 """Requests to engines, and their results. Engines: vllm_engine.py, api_engine.py, encoder_decoder.py."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -85,6 +85,16 @@ def ended_at_stop(completion: Completion, stop: Sequence[str]) -> Completion:
 def is_cut(finish_reason: str) -> bool:
     """Return whether a text with this finish reason was cut, and so may be incomplete."""
     return finish_reason.lower() not in FINISHED
+
+
+def was_cut(reply: Mapping[str, Any]) -> bool:
+    """Return whether the text of a reply, an answer's record or a trace's line, was cut, as its finish reason says.
+
+    Its value may be whole all the same, or nothing may have been read. Without a finish reason, as in other people's
+    files, `truncated` says so.
+    """
+    reason = reply.get("finish_reason")
+    return is_cut(reason) if isinstance(reason, str) else bool(reply.get("truncated"))
 
 
 class RefusedError(Exception):

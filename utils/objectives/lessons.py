@@ -21,6 +21,7 @@ from utils.cli import UserError
 from utils.cli.errors import counted, first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
+from utils.generation.requests import was_cut
 from utils.objectives.rounds import ADVANTAGES, read_responses_to, scored_addr
 from utils.records.leaks import find_leaks
 from utils.records.responses import are_answered
@@ -142,7 +143,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         for name in prompt.placeholders - values.keys() - {"profile"}:  # from notes, or the record's own fields
             values[name] = _note(response, name, where, record.get(name))
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
-        is_cut = any(text.get("truncated") for text in (response, worse or {}))
+        is_cut = any(map(was_cut, (response, worse or {})))
         is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))

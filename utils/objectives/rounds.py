@@ -22,6 +22,7 @@ from utils.cli import UserError, is_first_process
 from utils.cli.errors import counted, first_five, named, quote
 from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
+from utils.generation.requests import was_cut
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import metric_behind
 from utils.runs.trace import TRACE, Line, read_trace
@@ -109,7 +110,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         temperature = line.get("temperature", usual)
         if line["text"] is None:
             continue
-        if line.get("truncated") and not args.keep_cut:
+        if was_cut(line) and not args.keep_cut:
             counts["calls cut off"] += 1
         elif line.get("shared") and math.isclose(weights[call], 0, abs_tol=1e-6):
             counts["calls that samples share, whose advantages sum to 0"] += 1
@@ -238,7 +239,7 @@ def sample_scores(
     for number, of_sample in enumerate(scores):
         for question_id, score in of_sample.items():
             called = calls.get((question_id, number))  # None if the trace lacks the sample
-            if args.keep_cut and any(line.get("truncated") for line in called or ()):
+            if args.keep_cut and any(map(was_cut, called or ())):
                 rewards[question_id][number] = 0.0
             elif score is not None and called is not None:
                 rewards[question_id][number] = -score if lower_is_better else score
@@ -251,7 +252,7 @@ def example_of(line: Line, record: Record, window: Window, advantage: float, tem
     A text that was cut, or that a `stop` may have ended, is learnt without the token that ends a turn.
     """
     prompt, target = window.chat.render(line["messages"]), window.chat.render_reply(line["text"])
-    target = target[:-1] if line.get("stop") or line.get("truncated") else target
+    target = target[:-1] if line.get("stop") or was_cut(line) else target
     if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
         return None
     return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage, temperature=temperature)

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterator
 
+import regex
+
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 
 LEAST_WORDS = 4
-# Thai, Lao, Burmese, Khmer, Japanese and Chinese have no spaces between words.
-_UNSPACED = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
+# Chinese, Japanese, Thai, Lao, Khmer, Burmese, ... have no spaces between words.
+_UNSPACED = regex.compile(r"[\p{Han}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}]")
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:

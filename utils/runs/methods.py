@@ -25,6 +25,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.files.output import NO_ANSWER, Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
+from utils.generation.requests import was_cut
 from utils.parsing import writable
 from utils.runs.ask import Ask
 from utils.runs.publishing import sum_calls
@@ -157,7 +158,7 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     if value is None:
         fields = {"reason": NO_ANSWER, **fields}
     # Names of notes that are a whole text of the model, cut at its token limit: trainings leave these notes out.
-    cut = {call["value"] for _, call in calls if call.get("truncated") and isinstance(call["value"], str)}
+    cut = {call["value"] for _, call in calls if was_cut(call) and isinstance(call["value"], str)}
     cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
     fields |= {"cut_notes": cut_notes} if cut_notes else {}
     figures = {
