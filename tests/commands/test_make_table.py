@@ -358,7 +358,13 @@ def test_what_is_not_an_ordinary_system_is_named_wherever_it_is_shown(origin, ex
     assert (row.count("†"), row.count("**")) == ((0, 0) if excluded else (4, 8))
     assert compared.startswith(f"| {label} | RAG | {ARTS} | ")
     assert (f"- Other: {excluded}; it has neither bold nor daggers." in printed) == bool(excluded)
+    number = 4 if excluded else 8
+    assert f"better than RAG (two-sided paired t-test, p < 0.05, not corrected for {number} comparisons)" in printed
     assert [row.get("Excluded", "") for row in csv_table(capsys, *words)[0]] == ["", "", excluded]
+    main([*words, "--holm"])  # what can have no dagger does not make the others' p-values larger
+    assert f"Holm's correction over {number} comparisons" in capsys.readouterr().out
+    corrected = csv_table(capsys, *words, "--holm")[0][2][f"{ARTS}: t-test p (Holm) against RAG"]
+    assert (corrected == "") == bool(excluded)
     seeds = ["--seeds", "M", "Ours", "Other"]
     if excluded:
         assert f"--seeds 'M': Ours, {label}: only some of these rows are comparable" in refusal(*words, *seeds)
@@ -367,6 +373,20 @@ def test_what_is_not_an_ordinary_system_is_named_wherever_it_is_shown(origin, ex
         assert f"| M ({excluded}) | " in capsys.readouterr().out
     else:
         main([*words, *seeds])
+
+
+def test_a_significant_upper_bound_is_not_denied(three, against, capsys):
+    """The best row is a bound, with p far below 0.05; the ordinary system is worse than the baseline."""
+    words = against([UNSURE] * 3, [BASE] * 3)
+    saw = {"saw": {"when": "test", "fields": ["rubric_aspects"]}}
+    bound = ["--system", "Bound", three("c.json", *[BETTER] * 3, answers={"prompt": {}, **saw})]
+    main([*words, *bound])
+    printed = capsys.readouterr().out
+    assert "- No system without a mark is better than RAG (" in printed and "No system is better" not in printed
+    main(words)
+    assert "- No system is better than RAG (" in capsys.readouterr().out
+    main([*words[:3], *bound, "--baseline", "RAG"])
+    assert "better than RAG" not in capsys.readouterr().out  # no comparison can have a dagger
 
 
 def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):

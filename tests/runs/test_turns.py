@@ -208,7 +208,7 @@ def test_every_place_leaves_out_empty_turns(runs, tmp_path, capsys):
     task, prompt = task_of("", [record]), "[user]\n{question}\n[assistant]\n{said}\n[user]\nGo on."
     call = make_call(task, Prompts(task, None), record, ("q", 0), model, prompt, (), {"said": ""})
     assert call.messages == expected and call.prompt == model.chat.render(expected)
-    example = example_of({**line, "text": "A"}, record, Window(model.chat, 2000, 100), 1.0)
+    example = example_of({**line, "text": "A"}, record, Window(model.chat, 2000, 100), 1.0, 1.0)
     assert list(example.prompt) == list(call.prompt)
 
 

@@ -151,6 +151,11 @@ class Comparison:
         return holm_name(T_TEST) in self.p_values
 
     @property
+    def is_excluded(self) -> bool:
+        """Whether the system can have no dagger (see `System.excluded`)."""
+        return bool(self.board.system(self.system).excluded)
+
+    @property
     def is_better(self) -> bool:
         p, sign = self.shown_p(self.test), -1 if self.board.metric.lower_is_better else 1
         return p is not None and p < ALPHA and sign * self.difference > 0
@@ -245,13 +250,17 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
 def correct_all(comparisons: list[Comparison]) -> None:
     """Add Holm-corrected p-values for each test.
 
-    A comparison without that test enters the family with the p-value that decides its dagger.
+    The family is the comparisons that can have a dagger; the others have no corrected p-value. A comparison without
+    that test enters the family with the p-value that decides its dagger.
     """
+    family = [comparison for comparison in comparisons if not comparison.is_excluded]
     for test in (T_TEST, PERMUTATION):
-        p_values = [comparison.p_values.get(test) for comparison in comparisons]
-        of_dagger = [comparison.p_values[comparison.test] for comparison in comparisons]
+        p_values = [comparison.p_values.get(test) for comparison in family]
+        of_dagger = [comparison.p_values[comparison.test] for comparison in family]
         adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, of_dagger, strict=True)])
-        for comparison, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
+        for comparison in comparisons:
+            comparison.p_values |= {holm_name(test): None} if test in comparison.p_values else {}
+        for comparison, p, corrected in zip(family, p_values, adjusted, strict=True):
             if test in comparison.p_values:
                 comparison.p_values[holm_name(test)] = None if p is None else corrected
 
@@ -265,4 +274,4 @@ def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> b
     of_cell = [comparison for comparison in comparisons if (comparison.system, comparison.column) == (system, column)]
     if not of_cell or len(of_cell) < len({comparison.baseline for comparison in comparisons}):
         return False
-    return not of_cell[0].board.system(system).excluded and all(comparison.is_better for comparison in of_cell)
+    return not of_cell[0].is_excluded and all(comparison.is_better for comparison in of_cell)

@@ -244,17 +244,20 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     untested = [comparison for comparison in comparisons if comparison.p_values[comparison.test] is None]
     cluster = cluster_names(comparison.board for comparison in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
-    tested = counted(len(comparisons) - len(untested), "comparison")
+    ordinary = [comparison for comparison in comparisons if not comparison.is_excluded]
+    tested = counted(sum(comparison.p_values[comparison.test] is not None for comparison in ordinary), "comparison")
     is_corrected = comparisons[0].is_corrected
     correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
-    if marked:
+    if marked and ordinary:
         systems = (comparison.board.system(comparison.baseline) for comparison in comparisons)
         baselines = list(dict.fromkeys(system.label for system in systems))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
         daggers = any(has_dagger(comparisons, comparison.system, comparison.column) for comparison in comparisons)
         sign = "†: better" if daggers else "No system is better"
+        if len(ordinary) < len(comparisons):
+            sign = "†: better" if daggers else "No system without a mark is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
-    else:
+    elif not marked:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
         by_swaps = dict.fromkeys(comparison.column for comparison in comparisons if comparison.test == PERMUTATION)
