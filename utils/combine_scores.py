@@ -25,7 +25,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, publish, settings_of
 from utils.records.responses import read_responses
-from utils.records.scores import metric_behind, read_scores
+from utils.records.scores import metric_behind, read_scores, refuse_scores_of_others
 from utils.scoring.references import rouge
 from utils.tables.best_of_n import COMBINED
 
@@ -85,8 +85,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def combined(response_addr: str, score_addr: str, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
     """Return the rewards by question id, with the means of the terms over the responses that have a score."""
-    if settings_of(score_addr).get("responses") != file_hash(response_addr):
-        raise UserError(f"{score_addr}: not the scores of {response_addr}, according to the manifest beside it")
+    if "responses" not in settings_of(score_addr):
+        raise UserError(f"{score_addr}: has no manifest beside it that names the responses; judge them again")
+    refuse_scores_of_others(score_addr, [response_addr])
     responses, scores, rewards, rows = read_responses(response_addr), read_scores(score_addr), {}, []
     sign, unanswered = -1 if metric_behind(scores).lower_is_better else 1, []
     for entry in scores["per_question_scores"]:

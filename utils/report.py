@@ -26,6 +26,7 @@ from utils.files.json_files import read_json
 from utils.files.manifest import settings_of
 from utils.records.datasets import read_dataset
 from utils.records.responses import is_lamps_own, read_plans, read_responses, refuse_other_questions
+from utils.records.scores import refuse_scores_of_others
 from utils.records.tables import is_table
 from utils.runs.trace import read_turns
 from utils.tables import report_page
@@ -97,6 +98,8 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
         if "responses" not in kinds.values():
             raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
         side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
+        for path in side.scores:
+            refuse_scores_of_others(path, [path for path in paths if kinds[path] == "responses"])
         for path in (path for path in paths if kinds[path] != "scores"):
             is_plans = kinds[path] == "plans"
             content = read_plans(path) if is_plans else read_responses(path, datasets.task)

@@ -10,6 +10,7 @@ have a score in every file. In a tie, the first model wins.
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -18,7 +19,9 @@ from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.cli.errors import counted
+from utils.files.manifest import manifest_of, settings_of
 from utils.files.writing import check_could_write, replace_link
+from utils.models.hub import identify_local_model
 from utils.records.scores import Scores, metric_behind, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.comparable import check_same_content, check_same_judge
@@ -47,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     if os.path.lexists(link) and not link.is_symlink():
         raise UserError(f"--link_addr {link}: exists and is not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
+    refuse_swapped(args.model_addr, args.score_addr)
     averages, questions = compare(scores)
     kind = next(iter(scores.values()))
     best = (min if metric_behind(kind).lower_is_better else max)(averages)
@@ -59,6 +63,19 @@ def main(argv: list[str] | None = None) -> int:
     tie = f"; a tie of {averages.count(best)} models, and the first is taken" if averages.count(best) > 1 else ""
     print(f"{questions}{tie}")
     return 0
+
+
+def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:
+    """Raise UserError if scores are of another folder's model, by the manifests of the responses that were judged."""
+    identities: dict[str, str] = {}
+    for folder in folders:
+        with suppress(UserError):  # not a model's folder, or a part of it is missing
+            identities[folder] = identify_local_model(folder, None)
+    for folder, score_addr in zip(folders, score_addrs, strict=True):
+        judged = (manifest_of(score_addr) or {}).get("judged") or []
+        models = {settings_of(path).get("model") for path in judged} - {None, identities.get(folder)}
+        if others := [other for other, identity in identities.items() if identity in models]:
+            raise UserError(f"{score_addr}: has scores of {others[0]}, not of {folder}\n  give both in the same order")
 
 
 def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:

@@ -16,7 +16,7 @@ from utils.benchmarks import task_of
 from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses, refuse_other_questions
-from utils.records.scores import read_scores
+from utils.records.scores import read_scores, refuse_scores_of_others
 from utils.runs.trace import read_turns
 from utils.scoring.aspects import in_words
 
@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     questions = {record["id"]: record["question"] for record in records}
     responses = read_responses(args.response_addr, task_of(args.inputs_addr, records))
     refuse_other_questions(args.response_addr, responses, records)
+    refuse_scores_of_others(args.score_addr, [args.response_addr])
     entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
     for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:

@@ -18,6 +18,8 @@ from prompts import load_prompt
 from utils import make_table, select_model, select_responses, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
+from utils.files.manifest import describe_run, publish
+from utils.models.hub import identify_local_model
 from utils.objectives.lessons import lessons_of, seen_in_training
 from utils.runs.own_method import settings_of_method
 
@@ -320,7 +322,7 @@ def write_scores(folder, name, verdict, ids="abc", but=(), category="cooking"):
     ]
     content = {"score": verdict / 2, "num_unanswered": 0, "per_question_scores": entries}
     (folder / f"{name}.json").write_text(json.dumps(content))
-    (folder / name).mkdir()
+    (folder / name).mkdir(exist_ok=True)
 
 
 @pytest.fixture
@@ -350,6 +352,26 @@ def test_the_best_model_is_linked(tmp_path, select):
         select("one", "other")
     with pytest.raises(UserError, match=r"--link_addr .*one\.json: exists and is not a link"):
         select("one", "two", link="one.json")
+
+
+def test_swapped_scores_are_refused(tmp_path, select):
+    """The judged responses' manifests name their models."""
+    for name, verdict in (("one", 1), ("two", 2)):
+        folder = save_tiny_chat(tmp_path / name)
+        (folder / "generation_config.json").write_text(json.dumps({"top_k": verdict}))  # another identity
+        write_scores(tmp_path, name, verdict)
+        responses = tmp_path / f"{name}_responses.json"
+        publish(responses, {}, describe_run({}, {"model": identify_local_model(str(folder), None)}, None))
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        publish(tmp_path / f"{name}.json", content, describe_run({}, {}, None, judged=[str(responses)]))
+    assert f"1.0000  {tmp_path}/two  <- " in select("one", "two")
+    for end in (".json", ".json.manifest.json"):
+        one, two = tmp_path / f"one{end}", tmp_path / f"two{end}"
+        first = one.read_bytes()
+        one.write_bytes(two.read_bytes())
+        two.write_bytes(first)
+    with pytest.raises(UserError, match=r"one\.json: has scores of .*/two, not of .*/one\n  give both in"):
+        select("one", "two")
 
 
 def test_models_are_compared_as_a_table_compares_them(tmp_path, select):

@@ -22,7 +22,9 @@ from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
+from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
+from utils.files.manifest import settings_of
 from utils.files.output import Key
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.scoring.verdicts import Verdict
@@ -168,6 +170,21 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
         if unscored_as_zero and metric.score_of and entry["score"] is None:
             entry["score"] = metric.score_of(entry["details"], True)
     return {**scores, "task": task.name, "strategy": name}
+
+
+def refuse_scores_of_others(score_addr: str, response_addrs: Iterable[str]) -> None:
+    """Raise UserError if scores are not of one of these response files as they are now, by the manifest beside them.
+
+    Without a manifest, nothing is known.
+    """
+    judged = settings_of(score_addr).get("responses")
+    response_addrs = list(response_addrs)
+    if judged is not None and judged not in map(file_hash, response_addrs):
+        files = " or ".join(response_addrs)
+        raise UserError(
+            f"{score_addr}: not the scores of {files}, according to the manifest beside it\n"
+            "  give the scores of these responses, or judge them again if they have changed"
+        )
 
 
 def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
