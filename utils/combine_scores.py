@@ -78,8 +78,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
         with locked(output_addr):
             publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | options, None))
-        means = ", ".join(f"{name} {mean:.4f}" for name, mean in content["means"].items())
-        print(f"{output_addr}: mean reward {content['reward']:.4f}; means of the terms: {means}")
+        means = ", ".join(f"{name} {mean:z.4f}" for name, mean in content["means"].items())
+        print(f"{output_addr}: mean reward {content['reward']:z.4f}; means of the terms: {means}")
     return 0
 
 

@@ -173,7 +173,7 @@ def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     for name, *paths in args.system:
         chosen_by = list(read_sample_scores(paths, samples, args.response_addr).values())
         curves[one_line(name)] = curve = make_curve(judged, chosen_by, metric_behind(chosen_by[0]).lower_is_better)
-        values = ", ".join(f"{number}: {mean:.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
+        values = ", ".join(f"{number}: {mean:z.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
     return best_of_n_figure(curves, score_label(metric_behind(judged[0]))), notes

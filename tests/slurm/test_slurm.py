@@ -213,6 +213,16 @@ def pid_of_task(job, index):
     return pid
 
 
+def test_a_jobs_log_hides_passwords_and_keys():
+    """A command is printed before it runs."""
+    url = "https://me:cret@host/v1?api-version=1&api-key=sk-123&x=2"
+    command = f"source utils/slurm/common.sh; run true --base_url '{url}' --extra 'Token=kept'"
+    job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "job"}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env={**os.environ, **job}, capture_output=True, text=True)
+    printed = "$ true --base_url https://host/v1?api-version=1&api-key=***&x=2 --extra Token=kept\n"
+    assert done.returncode == 0 and printed in done.stdout
+
+
 def restarts(cluster, job):
     return {int(fields["ArrayTaskId"]): int(fields["Restarts"]) for fields in cluster.jobs(job)}
 

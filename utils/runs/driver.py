@@ -120,7 +120,8 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
             output.pieces[its_key] = stage.stand_in
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}")
+    more = ", and more for requests that depend on answers" if any(stage.many_calls for stage in incomplete) else ""
+    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
     models = list(models_of(running).values())
     describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
     if isinstance(args.dry_run, str):

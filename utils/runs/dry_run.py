@@ -38,8 +38,9 @@ class Lacking:
         self.num_options += len(call.options or ())
         self.num_dropped += call.record.get("num_contexts_dropped", 0)
         self.num_cut += bool(call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False))
-        self.most_requests += 1 if call.options else call.policy.max_retries + 1
-        self.most_tokens += 0 if call.options else call.policy.max_tokens
+        writes = not (call.options or call.is_rewarded)
+        self.most_requests += call.policy.max_retries + 1 if writes else 1
+        self.most_tokens += call.policy.max_tokens if writes else 0
 
     def cost(self) -> tuple[float, float] | None:
         """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
@@ -74,6 +75,8 @@ class Lacking:
         text += f", longest prompt {longest}"
         if self.num_options:
             return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
+        if not self.most_tokens:
+            return f"{text}; {counted(number, 'dialogue')} to score, no text is generated"
         most = round(self.most_tokens / number)
         text += f"; at most {most} tokens per output, {counted(self.most_requests, 'request')} with retries"
         if (cost := self.cost()) is not None:
@@ -110,7 +113,8 @@ def describe_run(
     )
     if dropped or cut:
         print(f"  {named(dropped, stage.task.item_words)} left out for length, {counted(cut, 'prompt')} cut at the end")
-    if too_long := [str(key[0]) for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]:
+    unsent = [key for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]
+    if too_long := [str(stage.place(key)[1][0]) for key in unsent]:  # question ids
         print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
     if stage.many_calls and num_left:
         print("  requests that depend on the answers to these are not counted")

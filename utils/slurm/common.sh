@@ -32,7 +32,9 @@ printf '== %s: %s, job %s on %s, restart %s\n' \
 # run COMMAND...: return if the command succeeded, else end or requeue the task.
 run() {
     local code=0
-    printf '\n$ %s\n' "$*" | sed -E 's#://[^/?\# ]*@#://#g' # without passwords in API addresses
+    # Without the password of an address and the keys in its query.
+    printf '\n$ %s\n' "$*" | sed -E -e 's#://[^/?\# ]*@#://#g' \
+        -e 's#([?&][^=& ]*(key|token|secret|pass|sig|auth|code)[^=& ]*=)[^ &]+#\1***#gI'
     "$@" & # in the background, because a trap waits until a foreground command has ended
     child=$!
     [ -z "$terminated" ] || kill -TERM "$child" 2>/dev/null || true # the signal came before the child started

@@ -155,7 +155,7 @@ def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
 
 
 def number(value: float | None, decimals: int = 4) -> str:
-    return "–" if value is None else f"{value:.{decimals}f}"
+    return "–" if value is None else f"{value:z.{decimals}f}"
 
 
 def signed(value: float | None, decimals: int = 4) -> str:

@@ -222,10 +222,10 @@ def describe_scores(
 
 
 def describe_mean(task: Task, scores: Scores) -> str:
-    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
+    mean = "none" if scores["score"] is None else f"{scores['score']:z.4f}"
     text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
     if "num_orders" in scores:
-        text += f"; {scores['score_over_orders']:.4f} as the mean over {scores['num_orders']} orders of the options"
+        text += f"; {scores['score_over_orders']:z.4f} as the mean over {scores['num_orders']} orders of the options"
     if "num_identical_to_right" in scores:
         text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options that have the right text"
     metric = metric_of(task, scores)[1]
@@ -242,7 +242,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
         text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:
         text += f"; {counted(scores['num_unscored'], metric.unit)} unscored"
-        text += "" if metric.is_unbounded else f" (as zeros: {scores['score_unscored_as_zero']:.4f})"
+        text += "" if metric.is_unbounded else f" (as zeros: {scores['score_unscored_as_zero']:z.4f})"
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:
@@ -261,10 +261,10 @@ def describe_average(task: Task, scores: Scores) -> str:
     system = System("", task, metric_of(task, scores)[0], files)
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval
-        return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
+        return "" if interval is None else f" (95% interval {interval[0]:z.4f} to {interval[1]:z.4f})"
     if (average := column_means(system).get(MACRO)) is None:
         return ""
-    return f" (macro: {average:.4f} over {len(task.groups)} {task.group_words[1]})"
+    return f" (macro: {average:z.4f} over {len(task.groups)} {task.group_words[1]})"
 
 
 def describe_wins(scores: Scores) -> str:

@@ -142,7 +142,8 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
         rows.append([name, str(len({key for key, *_ in both})), str(len(both)), *figures])
     notes = [
         "Raters' verdict: the median over raters. Same: share of equal verdicts, with a t interval of the logit, "
-        "cluster-robust by question. Kappa: Cohen's, weighted by squared distance; bootstrap over questions.",
+        "cluster-robust by question, or Wilson's where each question has one aspect. Kappa: Cohen's, weighted by "
+        "squared distance; bootstrap over questions.",
     ]
     columns = ["Category", "Questions", "Aspects", "Same", "95% interval", "Kappa", "Interval"]
     agreement = _table([*columns, "Raters' mean", "Judge's mean"], rows, notes)

@@ -42,7 +42,7 @@ class Selection:
         """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
             return f"{counted(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
-        best = f"{self.words} {figures[self.name]:.4f}"
+        best = f"{self.words} {figures[self.name]:z.4f}"
         return f"{counted(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
 
 

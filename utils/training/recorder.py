@@ -177,7 +177,7 @@ class Recorder(TrainerCallback):
         stops = patience is not None and sum(step > best for step in figures) >= patience
         if state.is_world_process_zero:
             recall = metrics.get("eval_aspect_recall")
-            score = f"{self._selection.words} {metrics[self._selection.figure]:.4f}"
+            score = f"{self._selection.words} {metrics[self._selection.figure]:z.4f}"
             if recall is not None:
                 score += f", aspect recall {recall:.3f} of {counted(metrics['eval_plans'], 'plan')}"
             announce(f"step {state.global_step}: {score}")
