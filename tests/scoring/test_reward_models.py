@@ -358,6 +358,12 @@ def test_a_method_asks_a_reward_model_behind_an_api(server, tmp_path):
     assert dialogue(RECORDS[0], "An answer.", 2) in prompts
 
 
+def test_a_dry_run_of_rewards_counts_no_text(server, samples, tmp_path, capsys):
+    flags, _ = flags_of(samples, tmp_path, *api(server, "dry"))
+    assert evaluate_responses.main([*flags, "--dry_run"]) == 0
+    assert "; 51 dialogues to score, no text is generated\n" in capsys.readouterr().out and not server.requests
+
+
 def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
     server.reply = lambda request: Reply("[0.5]")
     flags, (_, scores) = flags_of(samples, tmp_path, *api(server), "--max_model_len", 300)
