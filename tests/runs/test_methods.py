@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,19 @@ async def answer(record, ask):
     runs.run("--inputs_addr", tmp_path / "data.json")
     expected = [f"Chile 2020-05-01 {record['category']} True" for record in records]
     assert [its[0]["output"] for its in runs.answers.values()] == expected
+
+
+@pytest.mark.parametrize(("way", "is_hidden"), [(None, False), ("official", False), ("open", True)])
+def test_options_are_hidden_from_a_method_that_answers_in_the_open(way, is_hidden):
+    """One of them is the right answer, which the judge compares with."""
+    task = tasks()["PersonaMem-v2-32k"]
+    task = replace(task, **task.ways[way]) if way else task
+    record = {"id": "q", "question": "Why?", "options": ["a", "b", "c", "d"], "target": "a", "preference": "p"}
+    question = Question(record, task)
+    assert ("options" in list(question)) is not is_hidden and not {"target", "preference"} & {*question}
+    if is_hidden:
+        with pytest.raises(HiddenFieldError, match="'options'"):
+            question["options"]
 
 
 def test_annotations_of_the_evidence_are_hidden_too():
