@@ -148,6 +148,7 @@ def publish(
     page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
     text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"
     publish_derived({page_addr: page.encode(), key_addr: text.encode()}, SCRIPT, args)
+    key_addr.chmod(0o600)  # raters may share this machine
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:

@@ -58,6 +58,7 @@ class Study:
 
     def make(self, *more, ask="pairs"):
         assert main(self.words("--raters", "Ann", "Bo", *more, ask=ask)) == 0
+        assert self.key_addr.stat().st_mode & 0o777 == 0o600  # raters may share the machine
         return json.loads(self.key_addr.read_text())
 
     def result(self, by, decisions, name=None, **more):

