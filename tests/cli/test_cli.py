@@ -631,3 +631,17 @@ def test_a_noun_follows_its_number():
 )
 def test_a_name_in_the_plural_follows_its_number(name, one):
     assert (named(1, name), named(0, name), named(2, name)) == (one, f"0 {name}", f"2 {name}")
+
+
+@pytest.mark.parametrize(
+    "script", ["baselines.py", "retrieval/rank_dataset.py", "utils/batch.py", "utils/make_table.py"]
+)
+def test_outside_the_environment_one_line_says_what_to_do(script):
+    """A Python without the packages."""
+    command = [f"{sys.base_prefix}/bin/python3", "-S", script, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(
+        r"error: this Python \(.*\) has no package '\w+'; run `source \.venv/bin/activate` first, or `make setup`\n",
+        done.stderr,
+    )

@@ -204,7 +204,7 @@ WAYS = {
         "output": TEXT,
         "vary": None,
         "count_outputs": lambda outputs: {},
-        "asked_needs": ("profile",),  # a method must not see the options, of which one is the right answer
+        "asked_needs": ("profile",),  # a method must not see the options, because they include the right answer
     },
 }
 
