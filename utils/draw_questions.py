@@ -14,12 +14,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
+from utils.benchmarks.checks import Record
 from utils.cli import UserError
 from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
 from utils.files.writing import check_could_write
+from utils.records.contexts import open_profile, reordered
 from utils.records.datasets import DatasetFile
 
 
@@ -60,9 +62,18 @@ def main(argv: list[str] | None = None) -> int:
     numbers = [number for number, question_id in enumerate(dataset.ids) if question_id in chosen]
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
     with locked(path):
-        publish(path, map(dataset.__getitem__, numbers), describe_run(vars(args), settings, None, **figures))
+        records = (moved(dataset[number], source, path) for number in numbers)
+        publish(path, records, describe_run(vars(args), settings, None, **figures))
     print(f"{path}: {len(numbers)} of {counted(len(ids), 'question')}")
     return 0
+
+
+def moved(record: Record, source: str, path: Path) -> Record:
+    """Return a record of `source` as the dataset at `path` stores it, perhaps in another folder than its histories."""
+    if not isinstance(record.get("profile"), dict):
+        return record
+    profile = open_profile(record, Path(source))
+    return {**record, "profile": reordered(profile, range(len(profile)), path)}
 
 
 if __name__ == "__main__":

@@ -93,7 +93,10 @@ def built(tmp_path_factory):
 
 def test_faulty_replies_are_left_out_and_counted(built):
     """Every fault of a last try is counted, and the files are consistent."""
-    out, _ = built
+    out, requests = built
+    manifests = [json.loads((out / f"{name}.manifest.json").read_text()) for name in FILES]
+    requested = [manifest["completions"]["requested"] for manifest in manifests if "completions" in manifest]
+    assert sum(requested) == len(requests)  # each file counts its own
     reasons = Counter()
     for name in FILES:
         for piece in json.loads((out / name).read_text()).values():

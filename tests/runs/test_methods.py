@@ -252,6 +252,31 @@ def test_an_error_is_told_by_the_methods_own_line(folder, files, told, monkeypat
     assert Method(Path(folder, "mine.py"), None).place_of(KeyError()) == f"{files[told]}, line {told}"
 
 
+def test_items_may_come_from_a_generator(runs):
+    """Read once for the prompt and once for what was shown, and by each of several samples."""
+    runs.write("""
+async def answer(record, ask):
+    texts = record.best(2)
+    one = await ask("{profile} {question}", items=(text for text in texts))
+    first, second = await ask("{profile} {question}", items=iter(texts), n=2)
+    return f"{one} {first} {second}"
+""")
+    assert runs.run() == 3 * len(IDS)
+    record = json.loads(SAMPLE.read_text())[0]
+    prompts = [str(request["messages"]) for request in runs.server.requests if record["question"] in str(request)]
+    assert len(prompts) == 3 and all(record["profile"][0]["text"][:20] in prompt for prompt in prompts)
+
+
+def test_the_device_is_that_of_every_engine_that_was_used(runs):
+    runs.write(
+        'async def answer(record, ask):\n    return await ask("{question}") + await ask("{question}", model="critic")\n'
+    )
+    with serve(lambda request: Reply("x")) as critic:
+        url = critic.url.replace("127.0.0.1", "localhost")
+        runs.run("--model", f"critic=c@{url},api_key_addr={runs.folder}/key.txt,model_id=c", "--limit", 2)
+    assert read_manifest(runs.output)["device"] == "API at 127.0.0.1 and API at localhost"
+
+
 @pytest.mark.parametrize("read", ['record["narrative"]', 'record.get("rubric_aspects")', "peek(record)"])
 def test_scorer_only_fields_are_hidden(runs, read, capsys):
     runs.write(f"""

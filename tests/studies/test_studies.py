@@ -501,6 +501,21 @@ def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
         draw(3, len(ids) + 1)
 
 
+def test_drawn_questions_keep_their_histories_in_another_folder(tmp_path):
+    source = str(SAMPLE.parent / "mini_personamem")
+    words = ["--dataset", "PersonaMem-32k", "--source_dir", source, "--output_dir", str(tmp_path)]
+    assert download_datasets.main(words) == 0
+    whole = {record["id"]: record for record in read_dataset(tmp_path / "PersonaMem_32k.json", ["profile"])}
+    (tmp_path / "rounds").mkdir()
+    drawn = tmp_path / "rounds/1.json"
+    words = ["--input_dataset_addr", tmp_path / "PersonaMem_32k.json", "--output_dataset_addr", drawn]
+    assert draw_questions.main(list(map(str, [*words, "--questions_per_round", 5]))) == 0
+    records = read_dataset(drawn, ["profile"])
+    assert len(records) == 5
+    for record in records:
+        assert [*record["profile"]] == [*whole[record["id"]]["profile"]]
+
+
 @pytest.fixture
 def trained(small, tmp_path):
     """The same sample for a policy that is trained here, on few and short texts."""

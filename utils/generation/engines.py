@@ -193,7 +193,8 @@ def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
     """Return one model's completions; completions with other `settings` are kept apart."""
     described = {"model": identity, **({"api": True} if flags.openai else {"dtype": flags.dtype}), **settings}
-    return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, flags.cached_only)
+    waits = flags.cached_only and not flags.dry_run  # a dry run counts what is missing now
+    return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, waits)
 
 
 def open_api(flags: Namespace, api_key: str) -> Engine:

@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -103,6 +103,7 @@ class Ask(Steps):
         if n is not None:
             if type(n) is not int or n < 1:
                 raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
+            items = _kept(items)
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, "stop": stop}
             again |= values
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
@@ -191,6 +192,7 @@ class Ask(Steps):
         """
         around, role, key = self._around, model or next(iter(self._around.models)), SHARED if is_shared else self.key
         chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
+        items = _kept(items)
         shown = items if isinstance(items, History) else list(items)
         if chosen.gives_rewards:
             raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
@@ -265,6 +267,11 @@ class Ask(Steps):
         """Add a copy of these fields to the `notes` of the answer's record in the output file."""
         # Encoded now, so that an error names the method's line whose value is not JSON.
         self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
+
+
+def _kept(items: Iterable[str] | History) -> Sequence[str] | History:
+    """Return items that can be read more than once, as a generator cannot."""
+    return items if isinstance(items, Sequence | History) else list(items)
 
 
 @functools.cache

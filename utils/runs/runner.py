@@ -105,7 +105,7 @@ class Run:
         raised: place and error, by key, of each record on which a user's method raised an exception.
         lacking_searches: the number of searches that would need the encoder (--dry_run).
         asks_otherwise: keys of records that did not repeat all their calls when they ran again.
-        device: the device of an engine that was used; None if the store had everything.
+        device: the devices of the engines that were used; None if the store had everything.
     """
 
     def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_inner: bool = False):
@@ -117,7 +117,8 @@ class Run:
         self.missing: dict[Key, str] = {}
         self.raised: dict[Key, str] = {}
         self.asks_otherwise: set[Key] = set()
-        self.device: str | None = None
+        self._devices: dict[str, None] = {}
+        self._requested = 0  # completions that this stage has requested
         self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
         self.total = 0
         self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run but not ended
@@ -159,6 +160,10 @@ class Run:
         is_traced = vars(self._args).get("trace") and not (self._is_inner or self._args.dry_run)
         self._traces = {output: Trace(output) for output in self.made if is_traced and not output.is_shard}
 
+    @property
+    def device(self) -> str | None:
+        return " and ".join(self._devices) or None
+
     def awaits(self) -> str:
         """Return the role whose engine most records wait for; in a tie, the first such role."""
         waiting = Counter(self._needs.values())
@@ -183,7 +188,8 @@ class Run:
         problem = next((self._servers.gone[role] for role in self.stage.models if role in self._servers.gone), None)
         if problem is not None:
             engines = {}
-        requested = self.num_requested()
+        requested = {role: model.completions.requested for role, model in self.stage.models.items()}
+        num_stored = self._num_stored()
         stage_engines = [engine for role, engine in engines.items() if role in self.stage.models]
         concurrency = max((engine.concurrency for engine in stage_engines), default=AT_ONCE)
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
@@ -219,8 +225,10 @@ class Run:
         if self._error is not None:
             raise self._error
         untried.update(waiting)
-        if self.num_requested() > requested:
-            self.device = stage_engines[0].device
+        for role, model in self.stage.models.items():
+            if role in engines and model.completions.requested > requested[role]:
+                self._devices[engines[role].device] = None
+        self._requested += self._num_stored() - num_stored
         left, untried = self._note_outage(left, untried, problem)
         self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
 
@@ -324,21 +332,23 @@ class Run:
         self._counted |= {shared} - {None}
         return not is_counted
 
-    def num_requested(self) -> int:
-        """Return how many completions this stage and earlier stages have requested so far from this stage's models."""
+    def _num_stored(self) -> int:
+        """Return how many completions of this stage's models this process has requested, for whichever stage."""
         return sum(completions.requested for completions in {model.completions for model in self.stage.models.values()})
 
     def finish(self) -> None:
         """Publish the stage's outputs once all records have ended."""
+        num_stored = self._num_stored()
         for model in self.stage.models.values():
             model.completions.keep_refusals()
+        self._requested += self._num_stored() - num_stored
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.made:
             # A finished output is written again if completions had to be requested, so that later outputs match it.
             if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
-                publish(self.stage, output, calls, self.device, self.num_requested(), tally)
+                publish(self.stage, output, calls, self.device, self._requested, tally)
                 if output in self._traces:
                     self._traces[output].publish()
 

@@ -67,7 +67,8 @@ from utils import cli
 from utils.records.datasets import read_dataset
 def main():
     path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
-    records = read_dataset(path, ["profile", "gold_plan"])[: int(limit) or None]
+    needs = ["profile", "rubric_aspects"] if strategy == "aspect" else ["profile"]
+    records = read_dataset(path, needs)[: int(limit) or None]
     per_answer = sum(len(record["rubric_aspects"]) if strategy == "aspect" else 1 for record in records)
     verdicts = int(rounds) * int(judged) * per_answer
     answers = int(rounds) * int(answers) * len(records)
