@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -265,6 +266,60 @@ async def answer(record, ask):
     record = json.loads(SAMPLE.read_text())[0]
     prompts = [str(request["messages"]) for request in runs.server.requests if record["question"] in str(request)]
     assert len(prompts) == 3 and all(record["profile"][0]["text"][:20] in prompt for prompt in prompts)
+
+
+CHAINS = """
+import asyncio
+
+
+async def chain(ask, name):
+    await ask("First %s {question}" % name)
+    return await ask("Same prompt {question}")
+
+
+async def answer(record, ask):
+    WAIT
+    return " / ".join(texts)
+"""
+WAITS = {
+    "gather": "texts = await asyncio.gather(chain(ask, 'A'), chain(ask, 'B'))",
+    "tasks": "tasks = [asyncio.create_task(chain(ask, name)) for name in 'AB']; texts = [await task for task in tasks]",
+    "as_completed": "texts = sorted([await one for one in asyncio.as_completed([chain(ask, 'A'), chain(ask, 'B')])])",
+    "nested": "texts = await asyncio.gather(*(asyncio.wait_for(chain(ask, name), 60) for name in 'AB'))",
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_network_time_does_not_decide_which_task_gets_which_text(runs, tmp_path, how):
+    """Tasks that come to the same prompt in another order in each run: replies, files and traces are the same."""
+    runs.write(CHAINS.replace("WAIT", WAITS[how]))
+    made = []
+    for number in range(3):
+
+        def reply(request, slow="AB"[number % 2]):
+            text = request["messages"][-1]["content"]
+            time.sleep(0.03 * text.startswith(f"First {slow}"))
+            return Reply(f"{text[:7]} {request['seed']}")
+
+        runs.server.reply = reply
+        store = ["--completions", tmp_path / str(number), "--overwrite", "--trace", "--limit", 4]
+        assert runs.run(*store) == 16
+        first = runs.output.read_bytes()
+        assert runs.run(*store) == 0 and runs.output.read_bytes() == first  # from the store
+        trace = Path(f"{runs.output}.trace.jsonl").read_text()
+        made.append((first, trace if how != "as_completed" else None))  # which makes its tasks in any order
+    assert made[0] == made[1] == made[2]
+    assert all(len({*outputs[0]["output"].split(" / ")}) == 2 for outputs in runs.answers.values())
+
+
+def test_samples_are_numbered_as_before(runs):
+    """The first of n samples is the call without n, in the method's own task and in another one."""
+    texts = []
+    for line in ('[await ask("A {question}")]', '(await ask("A {question}", n=2))[:1]'):
+        runs.write(f"async def answer(record, ask):\n    [text] = {line}\n    return text\n")
+        runs.run("--overwrite")
+        texts.append([outputs[0]["output"] for outputs in runs.answers.values()])
+    assert texts[0] == texts[1]
 
 
 def test_the_device_is_that_of_every_engine_that_was_used(runs):

@@ -22,6 +22,7 @@ from utils.generation.calls import Call
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items
+from utils.runs.loop import BRANCH
 from utils.runs.rendering import make_call
 from utils.runs.steps import SHARED, Steps, Surroundings
 
@@ -106,7 +107,13 @@ class Ask(Steps):
             items = _kept(items)
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, "stop": stop}
             again |= values
-            return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
+            branch = BRANCH.get()
+
+            async def sample() -> Any:
+                BRANCH.set(branch)  # samples are numbered as calls of the task that asks for them
+                return await self(prompt, items=items, **again)
+
+            return list(await asyncio.gather(*(sample() for _ in range(n))))
         limits = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
         overrides = {name: value for name, value in limits.items() if value is not None}
         return (await self.record(prompt, items=items, values=values, model=model, parse=parse, overrides=overrides))[
@@ -166,13 +173,13 @@ class Ask(Steps):
             excluded = self._searched.places(exclude.ids if isinstance(exclude, Items | History) else exclude)
         except ValueError as error:
             raise ValueError(f"ask.search: exclude: {error}") from None
-        query, number = writable(query), await self._begin_step()
+        query, step = writable(query), await self._begin_step()
         task = asyncio.create_task(self._around.search.order(self._searched, query))
         task.add_done_callback(partial(self._land, "search", None))
         (order, shares_words), profile = await self._result(task), self._record["profile"]
         best = [place for place in order if place not in excluded][:k]
         best_ids = [self._searched.ids[place] for place in best]
-        self._steps[number] = {"query": query, "ids": best_ids, **({} if shares_words else {"no_shared_words": True})}
+        self._steps[step] = {"query": query, "ids": best_ids, **({} if shares_words else {"no_shared_words": True})}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
         return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
 

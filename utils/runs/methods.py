@@ -28,6 +28,7 @@ from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import was_cut
 from utils.parsing import writable
 from utils.runs.ask import Ask
+from utils.runs.loop import BRANCH, Branch
 from utils.runs.publishing import sum_calls
 from utils.runs.steps import MethodError
 
@@ -83,6 +84,7 @@ class Method:
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
         """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
+        BRANCH.set(Branch())  # in this record's task
         try:
             value = await self.answer(Question(record, task, shown), ask)
             if not isinstance(value, str | None):

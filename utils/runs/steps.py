@@ -16,6 +16,7 @@ from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
 from utils.generation.requests import Engine, Rendered
+from utils.runs.loop import BRANCH, Branch
 from utils.runs.rendering import ParserError, Prompts
 
 MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
@@ -109,8 +110,10 @@ class Steps:
         self.lacking: list[tuple[str, Call | None]] = []
         self.gave_up = False
         self._is_over = False  # the method has returned
-        self._same: Counter[int] = Counter()  # how often each call was made
-        self._steps: dict[int, Step | dict[str, Any] | None] = {}  # calls and searches; None while under way
+        self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
+        # Calls and searches by place, see `Branch`; None while under way.
+        self._steps: dict[tuple[int, ...], Step | dict[str, Any] | None] = {}
+        self._branch = Branch()  # of calls of all tasks, unless the method's tasks have branches of their own
         self._under_way: set[asyncio.Task] = set()
         self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
         self._loop = asyncio.get_running_loop()
@@ -125,8 +128,8 @@ class Steps:
 
     @property
     def steps(self) -> list[tuple[int, Step | dict[str, Any]]]:
-        """Number and result of each finished call and search, in the order in which they were made."""
-        return [(number, step) for number, step in sorted(self._steps.items()) if step is not None]
+        """Number and result of each finished call and search, in the order of their places."""
+        return list(enumerate(step for _, step in sorted(self._steps.items()) if step is not None))
 
     def model(self, role: str) -> Model:
         """Return the model of this role; ValueError if there is none."""
@@ -138,12 +141,19 @@ class Steps:
         return models[role]
 
     def _numbered(self, call: Call, same: int) -> Call:
-        """Return the call; if the method has made the same call before, its key is changed, for another seed."""
-        number = self._same[same]
-        self._same[same] += 1
-        self.call_hashes.add(hash((same, number)))
+        """Return the call; if the method has made the same call before, its key is changed, for another seed.
+
+        Calls of a task that the method has made are numbered by themselves, and their keys have the task's path, so
+        that network time does not decide which of several tasks gets which text.
+        """
+        path = () if call.key == SHARED else (BRANCH.get() or self._branch).path
+        number = self._same[path, same]
+        self._same[path, same] += 1
+        self.call_hashes.add(hash((path, same, number)))
         if call.key == SHARED:
             call = replace(call, shared=hash((same, number, repr(call.prompt))))
+        if path:
+            return replace(call, key=(*call.key, path, number))
         return replace(call, key=(*call.key, number)) if number else call
 
     async def send(self, role: str, make: Callable[[], Call]) -> Piece:
@@ -151,22 +161,23 @@ class Steps:
         await self._unless_over()
         await self._around.room.wait()
         await self._unless_over()
-        call, number = make(), await self._begin_step()
+        call, place = make(), await self._begin_step()
         task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
         messages = call.messages if self._around.is_traced else []
-        self._steps[number] = Step(role, record, messages, call.policy.stop, call.shared)
+        self._steps[place] = Step(role, record, messages, call.policy.stop, call.shared)
         return record
 
-    async def _begin_step(self) -> int:
-        """Return the number of a new call or search; never return if the record has too many."""
-        if (number := len(self._steps)) == MOST_CALLS:
+    async def _begin_step(self) -> tuple[int, ...]:
+        """Return the place of a new call or search; never return if the record has too many."""
+        if len(self._steps) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
             await self._never()
-        self._steps[number] = None
-        return number
+        place = (BRANCH.get() or self._branch).next_place()
+        self._steps[place] = None
+        return place
 
     async def _result(self, task: asyncio.Task) -> Any:
         """Wait for a call or a search, and return its result."""
