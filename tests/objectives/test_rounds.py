@@ -475,6 +475,16 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
 # Rounds
 
 
+def test_a_steps_loss_stands_beside_its_number(folder, sampled, tmp_path, capsys):
+    """Not the loss of the step before, nor a dash if there is only one step."""
+    flags = [*LEARNING, "--per_device_train_batch_size", 1000, "--role", "other"]
+    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "out", *sampled, *flags)
+    [step] = [entry for entry in log if "loss" in entry]
+    assert f"loss {step['loss']:.3f}" in next(
+        line for line in capsys.readouterr().err.splitlines() if "1/1 steps" in line
+    )
+
+
 @pytest.mark.parametrize("kills", [[0], [3], [2, 4]])
 def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monkeypatch, kills):
     """The ratio's denominators are those before the first step, also after a checkpoint was read."""

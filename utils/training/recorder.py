@@ -147,8 +147,13 @@ class Recorder(TrainerCallback):
             self._progress = Progress(state.max_steps, "steps", initial=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        figures = state.log_history[-1]
         if state.is_world_process_zero:
-            self._write(state.log_history[-1])
+            self._write(figures)
+        if self._progress is not None and "loss" in figures:  # the step's own loss, which is not known before
+            self._progress.update(1, loss=f"{figures['loss']:.3f}")
+            if state.global_step == state.max_steps:
+                self._progress.close()  # saving and evaluating are not part of it
 
     def _write(self, figures: dict[str, Any]) -> None:
         kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
@@ -156,11 +161,6 @@ class Recorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stopper.step = state.global_step
-        if self._progress is not None:
-            last = next((f"{entry['loss']:.3f}" for entry in reversed(state.log_history) if "loss" in entry), "-")
-            self._progress.update(1, loss=last)
-            if state.global_step == state.max_steps:
-                self._progress.close()  # saving and evaluating are not part of it
         is_due = time.monotonic() - self._saved_at >= INTERIM_SECONDS
         if self._in_any_process(self.stopper.has_signal or is_due) and state.global_step < state.max_steps:
             control.should_save = True
