@@ -64,9 +64,9 @@ class BatchServer(ChatServer):
         """Return a file's description; its status advances with each look."""
         self._looks[name] += 1
         return {"id": name, "object": "file", "bytes": len(self.files[name]), "created_at": 0,
-                "filename": "batch.jsonl", "purpose": "batch", "status": self.state(name)}  # fmt: skip
+                "filename": "batch.jsonl", "purpose": "batch", "status": self.file_state(name)}  # fmt: skip
 
-    def state(self, name: str) -> str:
+    def file_state(self, name: str) -> str:
         return self.file_states[min(self._looks[name], len(self.file_states)) - 1]
 
     def create(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class _BatchHandler(_Handler):
             assert parts["purpose"].get_content().strip() == "batch"
             return self._send(200, self.server.keep(parts["file"].get_payload(decode=True)))
         asked = json.loads(content)
-        if (state := self.server.state(asked["input_file_id"])) != "processed":
+        if (state := self.server.file_state(asked["input_file_id"])) != "processed":
             return self._send(400, {"error": {"message": f"The file is not ready: its status is {state}"}})
         batch = self.server.create(asked)
         if self.server.lose:

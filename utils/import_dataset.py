@@ -32,14 +32,15 @@ from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
 from utils.files.manifest import describe_run, publishing
 from utils.files.writing import write_json
+from utils.parsing.plans import one_line
 from utils.records.datasets import check_record
-from utils.records.leaks import is_telling, needle, padded
+from utils.records.leaks import contains, is_telling
 from utils.records.originals import rows_of
 
 SCRIPT = "utils/import_dataset.py"
 OPTIONAL = ("narrative", "rubric_aspects", "category", "date")  # left out if empty
 COUNTS = ("questions", "posts in profiles", "rows of questions read", "rows of posts read")  # then what was left out
-COMPARED = ("id", "category", "date")
+COMPARED = ("category", "date")
 Rows = Iterator[tuple[str, dict[str, Any]]]  # for each row, its file and number, for messages; and its fields
 
 
@@ -91,8 +92,7 @@ def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> 
             raise UserError(f"{problem}\n  name the columns with {flag} {columns}")
         others = {name: value for name, value in row.items() if name not in taken}
         row = {field: row[name] for field, name in names.items()} | others
-        row["author"] = check_id(row["author"], where, "author")
-        row |= {name: comparable(row[name]) for name in COMPARED if isinstance(row.get(name), str)}
+        row |= {name: comparable(row[name]) for name in COMPARED if type(row.get(name)) in (str, int, float)}
         empty = [name for name in OPTIONAL if row.get(name) is None or not str(row[name]).strip()]
         yield where, {name: value for name, value in row.items() if name not in empty}
     if where is None:
@@ -103,15 +103,21 @@ def with_profiles(questions: Rows, posts: Rows, counts: Counter[str]) -> Iterato
     """Yield the questions with their profiles, checked as in a dataset."""
     posts_of = defaultdict(list)  # by user: each post's time, and the post
     for where, post in posts:
+        counts["rows of posts read"] += 1
+        if post["author"] is None or not str(post["author"]).strip():  # of a deleted user, for example
+            counts["posts without a user"] += 1
+            continue
+        post["author"] = check_id(post["author"], where, "author")
         check_field(post, where, "text")
         check_json(post, where)
-        if post.get("id") not in ("", None):
+        if post.get("id") is not None and str(post["id"]).strip():
             post["id"] = check_id(post["id"], where)
-        counts.update({"posts without a date": "date" not in post, "rows of posts read": 1})
+        counts["posts without a date"] += "date" not in post
         posts_of[post.pop("author")].append((time_of(post, where, -math.inf), post))
     seen: dict[str, str] = {}
     questions_by: Counter[str] = Counter()
     for where, record in questions:
+        record["author"] = check_id(record["author"], where, "author")
         if clash := {"profile", "task"} & record.keys():
             name = min(clash)
             problem = f"column {name!r} has the name of another field of datasets"
@@ -123,11 +129,10 @@ def with_profiles(questions: Rows, posts: Rows, counts: Counter[str]) -> Iterato
             raise UserError(f"{other} and {where}: both have id {quote(record['id'])}; ids must be unique")
         questions_by[record["author"]] += 1
         before, profile = time_of(record, where, math.inf), []
-        question, narrative = padded(record["question"]), record.get("narrative", "")
-        narrative = needle(narrative) if is_telling(narrative) else None
+        question, narrative = one_line(record["question"]), record.get("narrative", "")
         for time, post in sorted(posts_of.get(record["author"], ()), key=itemgetter(0)):
-            text = padded(post["text"])
-            if post.get("id") == record["id"] or text == question or (narrative and narrative in text):
+            is_same = post.get("id") == record["id"] or one_line(post["text"]) == question
+            if is_same or (is_telling(narrative) and contains(post["text"], narrative)):
                 counts["posts left out as the question itself"] += 1
             elif time >= before:
                 counts["posts left out as not older than their question"] += 1
@@ -147,17 +152,19 @@ def check_users(questions_by: Counter[str], posts_by: Counter[str]) -> int:
     """
     sides = [("question", "post", questions_by, posts_by), ("post", "question", posts_by, questions_by)]
     shares, problems = [], []
+    if not posts_by:
+        raise UserError("no post has a user\n  name the column with the users: --post_columns author=COLUMN")
     for noun, other, number_by, others in sides:
         alone = [user for user in number_by if user not in others]
         number = sum(number_by[user] for user in alone)
         shares.append(number / number_by.total())
         example = f", such as {quote(alone[0])}" if alone else ""
-        problems.append(f"{number} of {counted(number_by.total(), noun)} are by users without a {other}{example}")
+        problems.append(f"{number} of {counted(number_by.total(), noun)} by users without a {other}{example}")
     if min(shares) == 1:
         columns = "--columns author=COLUMN --post_columns author=COLUMN"
-        raise UserError(f"{' and '.join(problems)}\n  name the columns with the users: {columns}")
+        raise UserError(f"no user has questions and posts: {'; '.join(problems)}\n  name the columns: {columns}")
     if max(shares) > 0.5:
-        announce(f"note: {' and '.join(problems)}")
+        announce(f"note: {'; '.join(problems)}")
     return number
 
 

@@ -198,9 +198,10 @@ def test_the_type_of_an_id_does_not_decide_a_join(form, question_id, post_id, us
     assert record["id"] == str(question_id).strip().removesuffix("0").removesuffix(".") or form == "jsonl"
 
 
-@pytest.mark.parametrize(
-    "rounded", ["1.23457E+17", "1,23457E+17", "1.2345678901234568e+17", 1.2345678901234568e17, 2.0**60]
-)
+ROUNDED = ["1.23457E+17", "1,23457E+17", "1.23457E17", "1.23457e17", "123E+15", "1.2345678901234568e+17"]
+
+
+@pytest.mark.parametrize("rounded", [*ROUNDED, 1.2345678901234568e17, 2.0**60])
 def test_a_rounded_id_of_a_post_is_refused(rounded):
     write("questions.csv", QUESTIONS)
     Path("posts.jsonl").write_text(json.dumps({"id": rounded, "author": "ann", "text": "Hi"}))
@@ -214,18 +215,37 @@ def test_users_without_a_counterpart_are_counted_and_named(capsys):
     out, err = capsys.readouterr()
     assert "1 question without posts, 2 posts by users without a question" in out
     assert err == (
-        "note: 1 of 2 questions are by users without a post, such as 'bob' and 2 of 3 posts are by users without a "
-        "question, such as 'carl'\n"
+        "note: 1 of 2 questions by users without a post, such as 'bob'; 2 of 3 posts by users without a question, such "
+        "as 'carl'\n"
     )
     Path("own.json").unlink()
     with pytest.raises(UserError) as error:
         run(posts=write("posts.csv", posts.replace("ann", "Ann")), post_columns="")
     assert str(error.value) == (
-        "2 of 2 questions are by users without a post, such as 'ann' and 3 of 3 posts are by users without a "
-        "question, such as 'Ann'\n"
-        "  name the columns with the users: --columns author=COLUMN --post_columns author=COLUMN"
+        "no user has questions and posts: 2 of 2 questions by users without a post, such as 'ann'; 3 of 3 posts by "
+        "users without a question, such as 'Ann'\n"
+        "  name the columns: --columns author=COLUMN --post_columns author=COLUMN"
     )
     assert not Path("own.json").exists()
+
+
+@pytest.mark.parametrize("user", ["", "  ", None])
+def test_posts_without_a_user_are_counted(user, capsys):
+    """Of deleted users; a question needs its user."""
+    Path("q.jsonl").write_text(
+        json.dumps({"id": "q", "author": "a", "question": "Why?", "category": 2.0, "date": 20240531})
+    )
+    posts = [{"author": "a", "text": "Kept"}, {"author": user, "text": "Lost"}]
+    Path("p.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
+    [record] = run("q.jsonl", "p.jsonl", "", "")
+    assert [post["text"] for post in record["profile"]] == ["Kept"] and record["category"] == "2"
+    assert ", 2 rows of posts read, " in (printed := capsys.readouterr().out) and ", 1 post without a user" in printed
+    Path("p.jsonl").write_text(json.dumps(posts[1]))
+    with pytest.raises(UserError, match="no post has a user"):
+        run("q.jsonl", "p.jsonl", "", "")
+    Path("q.jsonl").write_text(json.dumps({"id": "q", "author": user, "question": "Why?"}))
+    with pytest.raises(UserError, match="q.jsonl: record 0: field 'author' is"):
+        run("q.jsonl", "p.jsonl", "", "")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +257,8 @@ def test_users_without_a_counterpart_are_counted_and_named(capsys):
         ("  ", "There is no sun.", False),
         ("I have no balcony", "Hi! I have no balcony and", True),
         ("I have no balcony", "I have no balconyfurniture", False),
+        ("I have no balcony", "Well (I have no balcony). Why?", True),
+        ("I have no balcony.", "Alas, I have\nno  balcony.", True),
         ("没有", "我没有阳台", False),
         ("我家没有朝南阳台", "请问：我家没有朝南阳台，种什么？", True),
         ("ベランダがありません", "うちにはベランダがありません。", True),

@@ -231,7 +231,7 @@ class TestOwnGroups:
     def test_a_name_of_another_column_is_refused(self, name, score_file):
         """In every format: the CSV would lose one of the two."""
         path = score_file("a.json", *scored(name, 1.0, 0.5), *scored("ice", 0.0))
-        problem = f"{name!r} is a category and another column of the table; give the category another name: --groups"
+        problem = f"the category {name!r} has the same name as a column of the table; rename it: --groups"
         for form in ("markdown", "latex", "csv"):
             assert refusal("--system", "A", path, "--format", form) == f'{problem} "NEW NAME={name}"'
         main(["--system", "A", path, "--groups", f"general={name}"])
@@ -241,7 +241,7 @@ class TestOwnGroups:
         paths = [score_file(f"{i}.json", *scored(name, 1.0, 0.5), *scored("ice", 0.0, i)) for i in (0, 1)]
         systems = ["--system", "A", paths[0], "--system", "B", paths[1], "--format", "csv"]
         main(systems)
-        assert refusal(*systems, "--baseline", "B").startswith(f"{name!r} is a category and another column of the")
+        assert refusal(*systems, "--baseline", "B").startswith(f"the category {name!r} has the same name as")
 
     def test_they_can_be_joined(self, score_file, capsys):
         path = score_file("a.json", *scored("ships", 1.0, 0.5), *scored("ice", 0.0), *scored("law", 0.75, 0.25))

@@ -82,7 +82,7 @@ def usage(prompt, completion, total=None, **more):
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total, **more}
 
 
-DETAILS = {"cached_tokens": 900}
+DETAILS, NONE = {"cached_tokens": 900}, {"cached_tokens": 0}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,16 @@ DETAILS = {"cached_tokens": 900}
         (usage(100, 10, 110, prompt_tokens_details=DETAILS), (1000, 900, 10, None)),
         (usage(1000, 10, 1910, prompt_tokens_details=DETAILS), (1900, 900, 10, None)),
         ({"input_tokens": 100, "output_tokens": 10, "cache_read_input_tokens": 900}, (1000, 900, 10, None)),
+        (
+            usage(100, 10, 1010, prompt_tokens_details={"cached_tokens": 0}, cache_read_input_tokens=900),
+            (1000, 900, 10, None),
+        ),
+        (usage(1000, 10, 1010, cached_tokens=0, prompt_cache_hit_tokens=900), (1000, 900, 10, None)),
         # Either reading is possible, or the price is not known.
+        (
+            usage(1000, 10, 1110, prompt_tokens_details={"cached_tokens": 100}, reasoning_tokens=100),
+            (None, 100, 10, 100),
+        ),
         (usage(1000, 10, 1010, cache_read_input_tokens=900), (None, 900, 10, None)),
         (usage(1000, 10, cache_read_input_tokens=900), (None, 900, 10, None)),
         (usage(100, 10, 1060, cache_read_input_tokens=900, cache_creation_input_tokens=50), (None, 900, 10, None)),
@@ -111,6 +120,7 @@ DETAILS = {"cached_tokens": 900}
         (usage(7, 5, 12, completion_tokens_details={"reasoning_tokens": 3}), (7, None, 5, 3)),
         (usage(7, 5, 15, completion_tokens_details={"reasoning_tokens": 3}), (7, None, 8, 3)),
         (usage(7, 5, 15), (7, None, 8, None)),  # Gemini
+        (usage(7, 5, reasoning_tokens=20), (7, None, 25, 20)),
         # Not counts.
         (usage(0, 5, 5), (None, None, 5, None)),
         (usage(0, 0, 0), (None, None, 0, None)),

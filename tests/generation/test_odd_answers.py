@@ -107,6 +107,8 @@ ASKED_AGAIN = {
     "no text, tokens of the prompt alone": empty("", "stop", {**NO_TOKENS, "prompt_tokens": 20}),
     "white space without tokens": empty(" \n", None, NO_TOKENS),
     "no text after an error": empty([], "error", NO_TOKENS),
+    "no text, DeepSeek is overloaded": empty("", "insufficient_system_resource", NO_TOKENS),
+    "no text, Zhipu's network": empty("", "network_error", NO_TOKENS),
     "no text and no output_tokens": empty("", "end_turn", {"input_tokens": 12, "output_tokens": 0}),
     "choices is an object": put("choices", lambda choices: {"0": choices[0]}),
     "choices is a text": put("choices", "none"),

@@ -432,13 +432,15 @@ NEUTRAL = {"top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 
         ("sglang", [], NEUTRAL),
         ("vllm", ["--top_k", 20, "--presence_penalty", 1.5], NEUTRAL | {"top_k": 20, "presence_penalty": 1.5}),
         ("vllm", ["--extra_body", '{"repetition_penalty": 1.1}'], NEUTRAL | {"repetition_penalty": 1.1}),
+        ("sglang as another name", [], NEUTRAL),
         ("library", [], {}),
         (None, ["--min_p", 0.1], {"min_p": 0.1}),
     ],
 )
 def test_a_server_like_vllm_gets_neutral_values_of_what_it_would_fill_in(owner, flags, expected, ask_all):
     case, run = ask_all
-    entry = {"id": "m", **({"owned_by": owner} if owner else {})}
+    owner, _, other_name = (owner or "").partition(" as ")
+    entry = {"id": other_name or "m", **({"owned_by": owner} if owner else {})}
     case.server.list_models = lambda: (200, {"object": "list", "data": [entry]})
     assert run(["question 0?", "question 1?"], *flags) == 0
     for request in case.server.requests:
@@ -493,12 +495,23 @@ TOO_LONG = {  # status and wording
     "Moonshot": (400, "Invalid request: Your request exceeded model token limit: 8192"),
     "DashScope": (400, "Range of input length should be [1, 30720]"),
     "Groq": (400, "Please reduce the length of the messages or completion."),
+    "Vertex": (
+        400,
+        "Unable to submit request because the input token count is 50099 but model only supports up to 32768",
+    ),
+    "vLLM, offline": (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."),
+    "a gateway": (400, "prompt token count of 5000 exceeds the limit of 4096"),
+    "another gateway": (400, "Input token length is too long"),
+    "an embedding server": (400, "The prompt length 5000 exceeds max_seq_len 4096"),
     "LM Studio": (400, "The model is loaded with a context length of only 4096 tokens, which is not enough"),
 }
 OUTAGES = [  # failures of a server that mention lengths or limits
     (500, "maximum number of queued requests exceeded"), (503, "the request queue exceeds the maximum allowed length"),
     (500, "out of memory: reduce max_tokens or the context length"), (502, "upstream response too large"),
     (429, "Rate limit exceeded: maximum number of input tokens per minute"), (529, "Overloaded"),
+    (504, "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"),
+    (500, "rpc error: code = DeadlineExceeded desc = context deadline exceeded"),
+    (500, "Database context limit exceeded"), (503, "rate exceeded for this security context"),
 ]  # fmt: skip
 OF_A_PROMPT = {
     "OpenAI": Reply("Invalid prompt: your prompt was flagged.", status=400, code="invalid_prompt"),
@@ -560,6 +573,12 @@ def test_a_prompt_that_is_too_long_is_sent_once(server, ask_all, capsys):
 def test_an_outage_is_not_a_prompt_that_is_too_long(status, words):
     problem = problem_of("API", status, None, words, None, words, True)
     assert isinstance(problem, UnavailableError)
+
+
+@pytest.mark.parametrize("status", [402, 403])
+def test_an_allowance_of_tokens_is_not_a_prompt_that_is_too_long(status):
+    words = "You exceeded your allowed monthly token limit"
+    assert "too long" not in str(problem_of("API", status, None, words, None, words, True))
 
 
 def test_what_refuses_every_prompt_ends_the_run_at_the_third_one(ask_all):

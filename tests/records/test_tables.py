@@ -32,6 +32,8 @@ def read(folder, content, suffix=".csv"):
         (".csv", "sep=;\nid;text\nq1;Hi\nq2;Yo\n"),
         (".csv", 'sep=\t\r\n"id"\t"text"\r\n"q1"\t"Hi"\r\n"q2"\t"Yo"\r\n'),
         (".csv", '"sep=|"\nid|text\nq1|Hi\nq2|Yo\n'),
+        (".csv", "sep=;;;\nid;text\nq1;Hi\nq2;Yo\n"),
+        (".csv", "sep=,,\nid,text\nq1,Hi\nq2,Yo\n"),
         (".csv", codecs.BOM_UTF8 + b"id,text\nq1,Hi\nq2,Yo\n"),
         (".csv", codecs.BOM_UTF8 + b"sep=;\nid;text\nq1;Hi\nq2;Yo\n"),
         (".csv", "id;text\r\nq1;Hi\r\nq2;Yo\r\n".encode("utf-16")),  # with the mark of the machine's byte order
@@ -93,6 +95,7 @@ def test_windows_1252_is_read_with_a_note(tmp_path, capsys):
         ('"He said \\"no\\""', '"He said \\"no\\""'),
         ('"Opened here\nq2\tclosed there"', '"Opened here'),
         ('"Opened here\nq2\tno\nq3\t"closed there', '"Opened here'),
+        ('"Opened here\nq2\tno\nq3\tclosed there"\t', '"Opened here'),
     ],
 )
 def test_quotes_in_a_tsv(text, expected, tmp_path):

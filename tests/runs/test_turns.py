@@ -145,6 +145,10 @@ def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
         text = "[user]\n{question} </think>\n[assistant]\n{said}"
         return make_call(task, Prompts(task, None), record, ("q", 0), model, text, (), {"said": said})
 
+    prompt = model.chat.render(
+        [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>\nA</think>B"}]
+    )
+    assert model.chat.tokenizer.decode(prompt).endswith("assistant\n<think>\nA</think>B")  # not opened twice
     for said, opened in (("My answer:", False), ("Brief.</think> My answer:", False), ("</think> <think>", True)):
         call = begin(said)
         assert call.policy.opened is opened and call.prompt.count(mark) == said.count("</think>")

@@ -31,7 +31,9 @@ class Record(TypedDict, total=False):
 
 
 _WHOLE = re.compile(r"(-?\d+)\.0*")  # 101.0, as pandas writes whole numbers of a column with a gap
-_ROUNDED = re.compile(r"-?\d(?:[.,]\d+)?[eE]\+\d+")  # 1.23457E+17, as a spreadsheet writes a long number
+_ROUNDED = re.compile(
+    r"-?(?:\d+(?:[.,]\d+)?[eE]\+|\d+[.,]\d+[eE])\d+"
+)  # 1.23457E+17, as a spreadsheet writes a long number
 MOST_EXACT = 2**53  # a float holds every whole number up to this one
 
 

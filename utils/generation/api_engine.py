@@ -10,6 +10,7 @@ parameters. Any other refusal concerns one prompt only, unless several prompts i
 import asyncio
 import json
 import math
+import re
 import sys
 import time
 from argparse import Namespace
@@ -39,7 +40,6 @@ from utils.generation.api_server import (
 )
 from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
 from utils.generation.requests import (
-    FINISHED,
     LIMITS,
     Completion,
     RefusedError,
@@ -57,7 +57,10 @@ T = TypeVar("T")
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
-NO_CAUSE = (*FINISHED, "error", "abort", "cancelled")  # finish reasons that do not say why a reply would be empty
+# Finish reasons, in lower case, that say why a reply is empty: the content, a tool, or the limit of tokens.
+CAUSE = re.compile(
+    r"content|filter|safety|block|recitation|prohibited|spii|policy|sensitive|risk|tool|function|length|max"
+)
 
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request, and fill parameters that
 # a request leaves out from the model's generation_config.json, which a local model's flags do not.
@@ -149,7 +152,9 @@ class APIEngine:
                 client, owners = self._client.with_options(timeout=ROOT_SECONDS), set()
                 with suppress(UserError, RefusedError, ValueError, KeyError, TypeError, AttributeError):  # no such list
                     reply = await self._explained(client.get("/models", cast_to=Response))
-                    owners = {entry.get("owned_by") for entry in reply.json()["data"] if entry.get("id") == model}
+                    entries = reply.json()["data"]  # SGLang answers under any name
+                    same = [entry for entry in entries if entry.get("id") == model] or entries
+                    owners = {entry.get("owned_by") for entry in same}
                 self._is_vllm_like[model] = not owners.isdisjoint(VLLM_LIKE)
             return self._is_vllm_like[model]
 
@@ -314,7 +319,7 @@ class APIEngine:
             not (text.strip() or thoughts or usage.reasoning)
             and choices
             and usage.completion == 0
-            and finish_reason.lower() in NO_CAUSE
+            and not CAUSE.search(finish_reason.lower())
         ):
             raise UnavailableError(f"the {self.device} returned a reply without text and tokens")
         # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.

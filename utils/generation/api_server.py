@@ -30,6 +30,7 @@ OF_ALL = re.compile(
 PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
+REFUSES_THE_USER = (401, 402, 403)  # a key, an account, or its allowance of tokens
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
 
 
@@ -137,21 +138,26 @@ def read_usage(usage: dict[str, Any] | None) -> Usage:
         return next((number for part in parts if (number := count_of(part, name)) is not None), None)
 
     prompt, written = (first(*(f"{word}_tokens" for word in WORDS[part])) for part in ("prompt", "completion"))
-    cached, total = detail("prompt", "cached_tokens"), count_of(usage, "total_tokens")
-    cached = first("prompt_cache_hit_tokens", "cached_tokens") if cached is None else cached
+    total = count_of(usage, "total_tokens")
+    reported = [detail("prompt", "cached_tokens"), first("prompt_cache_hit_tokens"), first("cached_tokens")]
+    cached = next(filter(None, reported), next((number for number in reported if number is not None), None))
     read, stored = count_of(usage, "cache_read_input_tokens") or 0, first("cache_creation_input_tokens") or 0
     stored = stored or detail("prompt", "cache_write_tokens") or 0
-    if prompt is not None and cached is None and read + stored:
+    reasoning = detail("completion", "reasoning_tokens")
+    reasoning = count_of(usage, "reasoning_tokens") if reasoning is None else reasoning
+    if prompt is not None and not cached and read + stored:
         is_outside = count_of(usage, "prompt_tokens") is None or read + stored > prompt
         if None not in (total, written):
             is_outside |= total == prompt + written + read + stored
         cached, prompt = read, prompt + read + stored if is_outside else None
-    elif prompt is not None and cached and (cached > prompt or total == prompt + (written or 0) + cached):
+    elif prompt is not None and cached and cached > prompt:
         prompt += cached
+    elif prompt is not None and cached and total == prompt + (written or 0) + cached:
+        prompt = None if reasoning == cached else prompt + cached  # the total may have thoughts instead
     if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
         written = max(written, total - prompt)
-    reasoning = detail("completion", "reasoning_tokens")
-    reasoning = count_of(usage, "reasoning_tokens") if reasoning is None else reasoning
+    elif total is None and None not in (written, reasoning) and reasoning > written:
+        written += reasoning  # they cannot be a part of it
     return Usage(None if stored else prompt or None, cached, written, reasoning)  # no prompt has 0 tokens
 
 
@@ -187,7 +193,7 @@ def problem_of(
         return RefusedError(message)
     # Some services answer 429 to a prompt that has more tokens than the limit per minute: waiting would not help.
     is_too_long = code == "context_length_exceeded" or status == 413 or says_too_long(status, message)
-    is_too_long &= status not in (408, 429) or "too large" in message.lower()
+    is_too_long &= status not in (408, 429, *REFUSES_THE_USER) or (status == 429 and "too large" in message.lower())
     if is_too_long and not is_for_all:
         hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
         problem = f"the {server} refuses a prompt because it is too long: {message}{hint}"

@@ -31,7 +31,7 @@ from utils.models.loading import (
     loading,
     longest_sequence,
 )
-from utils.parsing.thoughts import CLOSING
+from utils.parsing.thoughts import CLOSING, OPENING
 
 COUNTED = 50_000  # messages whose lengths are remembered
 # Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
@@ -242,7 +242,10 @@ class LocalChat(Counting):
         is_continued = messages[-1]["role"] == "assistant" and not CLOSING.search(messages[-1]["content"])
         if messages[-1]["role"] == "assistant" and not is_continued:
             *messages, last = messages
-            parts = re.split(f"({CLOSING.pattern})", last["content"])
+            said = last["content"]
+            if (opening := OPENING.match(said)) and self.prompt_end.rstrip().endswith(opening[0]):
+                said = said[opening.end() :].lstrip("\n")  # the template has opened this thought
+            parts = re.split(f"({CLOSING.pattern})", said)
             begun = "".join(part if CLOSING.fullmatch(part) else self._as_text(part) for part in parts)
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]

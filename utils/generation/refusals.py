@@ -33,16 +33,21 @@ _ALLOWED = re.compile(
 )
 
 # A prompt that is too long, as the servers of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic, Bedrock, Gemini,
-# Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio word it. A failure (5xx) must say so plainly.
+# Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio word it. A failure (5xx) must say so plainly, because "context
+# deadline exceeded" is a timeout.
+_WINDOW = r"context (?:size|length|window)"
 _PLAINLY_TOO_LONG = (
-    r"(?:prompt|input) is too long|exceed\w*\b.{0,40}\bcontext\b"
-    r"|\bcontext\b.{0,20}\b(?:exceeded|overflow\w*)|longer than the (?:model'?s )?(?:maximum )?context"
+    rf"(?:prompt|input) is too long|(?:exceed\w*|longer than)\b.{{0,40}}\b{_WINDOW}"
+    rf"|\b{_WINDOW}\b.{{0,20}}\b(?:exceeded|overflow\w*)"
 )
 _TOO_LONG = (
     rf"{_PLAINLY_TOO_LONG}|too large|too many (?:input |prompt )?tokens|context (?:length|window|size|limit)"
-    r"|(?:prompt|input|request|context|messages?) too long|maximum (?:prompt|input|sequence) length"
-    r"|exceed\w*\b.{0,30}\b(?:max\w*|allowed|configured|token|input|prompt|model)\b.{0,40}\b(?:tokens?|length|limit)\b"
-    r"|`inputs`.{0,40}must (?:be|have)|range of input length|reduce the length of the (?:messages|prompt|input)"
+    r"|(?:prompt|input|request|context|messages?|length) (?:is )?too long|maximum (?:prompt|input|sequence) length"
+    r"|exceed\w*\b.{0,30}\b(?:max\w*|allowed|configured|token|input|prompt|model|limit)\b"
+    r".{0,40}\b(?:tokens?|length|limit)\b"
+    r"|token count\b.{0,30}\b(?:exceeds|but\b.{0,30}\bsupports)|longer than the (?:model'?s )?max\w*"
+    r"|exceeds max_\w*len|`inputs`.{0,40}must (?:be|have)|range of input length"
+    r"|reduce the length of the (?:messages|prompt|input)"
 )
 
 Request = dict[str, Any]  # a request's body without response_format; the limit of tokens is named max_tokens

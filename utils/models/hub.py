@@ -104,7 +104,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     Raises:
         UserError: the hub refuses; it cannot be reached and the cache lacks weights; or it has only pickled weights.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     folder = cached_folder(name, cache_dir)
     if is_folder(name):
@@ -115,6 +115,8 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
         with hub_errors(name, cache_dir, revision=folder.name):
             wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
             ask_hub(snapshot_download, name, revision=folder.name, cache_dir=cache_dir, **wanted)
+            if not any(folder.glob("*.safetensors")):  # the client is silent if the hub refuses and a part is cached
+                ask_hub(HfApi().model_info, name, revision=folder.name)
     missing = "the hub has no such file, or cannot be reached; pickled weights (*.bin) are not read: they may run code"
     _check_folder(folder, missing, safetensors_only=True)
     return folder

@@ -7,6 +7,7 @@ import regex
 
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
+from utils.parsing.plans import one_line
 
 LEAST_WORDS = 4
 # Chinese, Japanese, Thai, Lao, Khmer, Burmese, ... have no spaces between words.
@@ -18,14 +19,11 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
 
     Shorter hidden texts than `is_telling` wants are in many posts by chance and are not searched.
     """
-    hidden = [(name, needle(text)) for name, text in task.hidden(record) if isinstance(text, str) and is_telling(text)]
+    hidden = [(name, text) for name, text in task.hidden(record) if isinstance(text, str) and is_telling(text)]
     profile = record.get("profile")
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
-    texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
-    whole = "\n".join(texts)  # searched first as one text, because most profiles contain no hidden text
-    hidden = [(name, hidden_text) for name, hidden_text in hidden if hidden_text in whole]
-    for text in texts if hidden else ():
-        yield from dict.fromkeys(name for name, hidden_text in hidden if hidden_text in text)
+    for text in filter(lambda item: isinstance(item, str), items if hidden else ()):
+        yield from dict.fromkeys(name for name, hidden_text in hidden if contains(text, hidden_text))
 
 
 def is_telling(text: str) -> bool:
@@ -37,13 +35,11 @@ def is_telling(text: str) -> bool:
     return num_unspaced / 2 + len(re.findall(r"\w+", _UNSPACED.sub(" ", text))) >= LEAST_WORDS
 
 
-def padded(text: str) -> str:
-    """Return the text with one space before and after each word, so that `needle` finds only whole words."""
-    return f" {' '.join(text.split())} "
-
-
-def needle(text: str) -> str:
-    """Return what to search in a padded text, to find a text word for word."""
-    words = text.strip()
-    before, after = ("" if _UNSPACED.fullmatch(end) else " " for end in (words[:1], words[-1:]))
-    return f"{before}{' '.join(words.split())}{after}"
+def contains(text: str, part: str) -> bool:
+    """Return whether a text contains another one word for word; line breaks and the number of spaces do not count."""
+    text, part = one_line(text), one_line(part)
+    if part not in text:
+        return False
+    before = "" if _UNSPACED.fullmatch(part[:1]) else r"(?<!\w)"
+    after = "" if _UNSPACED.fullmatch(part[-1:]) else r"(?!\w)"
+    return re.search(f"{before}{re.escape(part)}{after}", text) is not None

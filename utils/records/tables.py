@@ -19,7 +19,9 @@ from utils.files.json_files import check_readable, refuse_workbook
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"
 MOST_IN_FIELD = 10**7  # characters in a table's field
-_SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)  # Excel reads the delimiter from such a line
+_SEPARATOR_LINE = re.compile(
+    r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE
+)  # Excel reads the delimiter from such a line
 
 
 def is_table(path: str | Path) -> bool:
@@ -119,10 +121,10 @@ def _quotes_enclose(text: IO[str]) -> bool:
     """Return whether the double quotes of tab-separated text enclose fields; otherwise they are ordinary characters.
 
     They enclose fields if lines have different numbers of tabs without that (fields may then contain tabs and line
-    breaks), or if each line alone is valid with it.
+    breaks), or if each line alone is valid with it. Tabs at the end of a line do not count.
     """
     num_tabs, are_valid = None, True
-    for line in (line.rstrip("\r\n") for line in text):
+    for line in (line.rstrip("\r\n\t") for line in text):
         if not line:
             continue
         num_tabs = line.count("\t") if num_tabs is None else num_tabs

@@ -64,8 +64,8 @@ def join_columns(*parts: Mapping[str, Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for part in parts:
         if taken := [name for name in part if name in columns]:
-            problem = f"{quote(taken[0])} is a category and another column of the table"
-            raise UserError(f'{problem}; give the category another name: --groups "NEW NAME={taken[0]}"')
+            problem = f"the category {quote(taken[0])} has the same name as a column of the table"
+            raise UserError(f'{problem}; rename it: --groups "NEW NAME={taken[0]}"')
         columns |= part
     return columns
 

@@ -258,6 +258,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
 def describe_average(task: Task, scores: Scores) -> str:
     """Return the macro average, or the interval of the mean over all questions, in words; empty if undefined."""
     task, files = with_own_groups(task, {"": scores})
+    if {MACRO, ALL} & {*task.groups} and len(task.groups) > 1:
+        return ""  # a category with such a name; tables say how to rename it
     system = System("", task, metric_of(task, scores)[0], files)
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval
