@@ -244,7 +244,7 @@ def test_posts_without_a_user_are_counted(user, capsys):
     with pytest.raises(UserError, match="no post has a user"):
         run("q.jsonl", "p.jsonl", "", "")
     Path("q.jsonl").write_text(json.dumps({"id": "q", "author": user, "question": "Why?"}))
-    with pytest.raises(UserError, match="q.jsonl: record 0: field 'author' is"):
+    with pytest.raises(UserError, match=r"q\.jsonl: record 0: field 'author' is"):
         run("q.jsonl", "p.jsonl", "", "")
 
 

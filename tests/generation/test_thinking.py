@@ -290,7 +290,7 @@ def test_options_are_scored_after_the_thought(thinker, tmp_path):
 # Behind an API
 
 REAL = '{"personalized_answer": "real"}'
-ENDED = "the thought ended with finish_reason {}, at a stop text or by itself"
+ENDED = "the reply ended inside its thought (finish_reason {}), at a stop text or by itself"
 SENT = [
     # (reply, flags, output, reasoning, reasoning tokens)
     (Reply(REAL, thoughts={"reasoning": "Hm."}, reasoning_tokens=7), [], "real", "Hm.", 7),

@@ -116,8 +116,9 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         fields = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
         completion = await model.completions.complete(engine, model.addr, hashed, sampling, may_wait, **fields)
         if completion.unfinished:
-            ended = f"the thought ended with finish_reason {completion.finish_reason}, at a stop text or by itself"
-            is_too_short = is_cut(completion.finish_reason)  # otherwise, more tokens cannot help
+            reason = completion.finish_reason
+            ended = f"the reply ended inside its thought (finish_reason {reason}), at a stop text or by itself"
+            is_too_short = is_cut(reason)  # otherwise, more tokens cannot help
             return Try(sampling, completion, nothing(UNFINISHED if is_too_short else ended))
         return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
 
@@ -284,7 +285,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     num_ignored = sum(record.get("stop_ignored", False) for record in records)
     if num_ignored:
         texts = f"{num_ignored} of {counted(len(refusals), 'reply')}"
-        print(f"note: {texts} went on after a stop text, which the server ignores; they are cut there", file=sys.stderr)
+        print(f"note: the server ignored the stop texts in {texts}; each was cut at the first one", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
