@@ -186,12 +186,21 @@ def note_other_model(args: Namespace, identity: str) -> None:
 def note_restricted_sampling(args: Namespace) -> None:
     """Print a note if flags kept tokens from being sampled: log-probabilities are of the whole vocabulary."""
     flags = sampling_flags(args)
-    neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0)}
-    given = {**flags, **(flags.get("extra_body") or {})}
-    restricted = [f"--{name} {given[name]}" for name, values in neutral.items() if given.get(name) not in values]
-    if restricted and is_first_process():
-        what = f"sampled with {' and '.join(restricted)}, but learnt by the probabilities of all tokens"
-        print(f"note: {args.trace_addr}: {what}; --top_p 1 samples from all", file=sys.stderr)
+    neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0),
+               "frequency_penalty": (None, 0), "repetition_penalty": (None, 1)}  # fmt: skip
+    more = flags.get("extra_body") or {}
+    given = {**flags, **more}
+    restricted = [f"{'' if name in more else '--'}{name} {given[name]}" for name, values in neutral.items()
+                  if given.get(name) not in values]  # fmt: skip
+    if not is_first_process():
+        return
+    if restricted:
+        what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
+        them = "it" if len(restricted) == 1 else "them"
+        print(f"note: {args.trace_addr}: {what}; to match, sample without {them}", file=sys.stderr)
+    if "top_p" in given and given["top_p"] is None:
+        what = "sampled with the model's default top_p, taken as 1"
+        print(f"note: {args.trace_addr}: {what}; give --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
