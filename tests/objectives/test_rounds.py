@@ -94,6 +94,7 @@ def test_pr2s_advantage_by_hand():
         {0: 0.5, 1: 0.5 + 1e-7, 2: 0.5, 3: 0.5 - 1e-7},
         {0: -12.0, 1: -12.0, 2: -12.000001, 3: -12.0},  # rewards
         {0: 1e-9, 1: 1e-9, 2: 1e-9 * (1 + 1e-8), 3: 1e-9},
+        {0: 0.0, 1: 5.5e-17, 2: 0.0, 3: 1e-17},
     ],
 )
 def test_scores_that_differ_by_rounding_are_equal(scores):
@@ -107,6 +108,12 @@ def test_no_pr2_advantage_explodes(step):
     scores = {number: 0.5 + number * step for number in range(4)}
     advantages = relative_to_no_search(scores, {number: number > 0 for number in scores})
     assert all(abs(advantage) < 200 for advantage in advantages.values()) and bool(advantages) == (step >= 0.01)
+
+
+@pytest.mark.parametrize("scores", [(0.9, 0.5, 0.517, 0.5), (100, 0.001, 0.002, 0)])
+def test_nearly_equal_searches_far_below_the_bare_sample_are_equal(scores):
+    """The bare score is divided by the deviation of those that searched."""
+    assert relative_to_no_search(dict(enumerate(scores)), {number: number > 0 for number in range(4)}) == {}
 
 
 # The loss
@@ -334,7 +341,7 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     examples, notes = examples_of(folder, *trace, keep_cut=True)
     greedy = len(known) - len(examples)
     assert greedy > 3 and {example.temperature for example in examples} == {1.0}
-    assert f"left out: {greedy} calls at temperature 0, which tried nothing else" in notes
+    assert f"left out: {greedy} calls at temperature 0 (greedy, not sampled)" in notes
     assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
 
 
@@ -342,12 +349,16 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     ("arguments", "flags"),
     [
         ({"top_p": 0.95}, "--top_p 0.95"),
-        ({"top_k": 20, "top_p": None}, "--top_k 20"),
+        ({"top_k": 20, "top_p": 1.0}, "--top_k 20"),
         (
             {"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
             "--top_p 0.5 and --min_p 0.1",
         ),
-        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, "--top_k 5"),
+        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, "top_k 5"),
+        (
+            {"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
+            "frequency_penalty 0.5 and repetition_penalty 1.1",
+        ),
         ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
     ],
 )
@@ -355,7 +366,19 @@ def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, argumen
     trace, _ = changed(lambda line: None, arguments)
     note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
     printed = capsys.readouterr().err
-    assert f"sampled with {flags}, but learnt by the probabilities of all tokens" in printed if flags else not printed
+    them = "them" if flags and " and " in flags else "it"
+    note = f"sampled with {flags}, but training uses the full distribution; to match, sample without {them}\n"
+    assert printed == (f"note: {trace}: {note}" if flags else "")
+
+
+def test_an_unknown_top_p_is_told(changed, capsys):
+    """`--top_p default` may be below 1, by the model's generation_config.json."""
+    trace, _ = changed(lambda line: None, {"top_p": None})
+    note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
+    assert (
+        capsys.readouterr().err
+        == f"note: {trace}: sampled with the model's default top_p, taken as 1; give --top_p 1\n"
+    )
 
 
 def share(line, *samples):
@@ -408,7 +431,7 @@ def test_equal_calls_that_are_not_shared_are_several(folder, changed):
     assert len(questions) == 2 * len({*questions}) > 4
 
 
-def test_a_question_that_outweighs_all_others_is_named(folder, changed):
+def test_a_question_that_dominates_the_loss_is_named(folder, changed):
     trace, files = changed(lambda line: line.update(finish_reason="stop"))
     records = made_up_lessons.records()[30:33]
     lines = [line for line in map(json.loads, trace.open()) if "role" in line]
@@ -424,10 +447,16 @@ def test_a_question_that_outweighs_all_others_is_named(folder, changed):
         content["rewards"] = {key: 0.5 + number * steps.get(key, 0) for key in content["rewards"]}
         rounds.rewrite(path, json.dumps(content))
     _, notes = examples_of(folder, trace, rewards, advantage="pr2")
-    named = f"question {quote(records[0]['id'])} outweighs others: advantages up to "
+    named = f"question {quote(records[0]['id'])} dominates the loss: its largest advantage is "
     assert [note.startswith(named) for note in notes] == [False, True], notes
     _, notes = examples_of(folder, trace, rewards)
-    assert not any("outweighs" in note for note in notes)
+    assert not any("dominates" in note for note in notes)
+    for path, reward in zip(rewards, (0.9, 0.5, 0.52, 0.5), strict=True):
+        content = json.loads(path.read_text())
+        content["rewards"] = dict.fromkeys(content["rewards"], 0.5) | {records[0]["id"]: reward}
+        rounds.rewrite(path, json.dumps(content))
+    _, notes = examples_of(folder, trace, rewards, advantage="pr2")
+    assert notes[-1] == f"{named}161.0, the median over questions is 161.0"  # the only question
 
 
 # Rewards

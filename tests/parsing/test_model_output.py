@@ -162,6 +162,12 @@ VERDICTS = [
     ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', 2, "repaired"),
     ('{"match_score": 2 "}\nassistant\n{"match_score": 0}', 2, "repaired"),
     ("match_score: 2\nuser: Rate this, too.\nassistant: match_score: 0", 2, "repaired"),
+    ("**Match Score:** 0 would mean no.\n\nQuestion: Is it there? Yes.\n\n**Match Score:** 2", 2, "repaired"),
+    ("**Match Score:** 0 would mean no.\n\n- User: Is it there?\n\n**Match Score:** 2", 2, "repaired"),
+    ("**Match Score:** 0 would mean no.\n\n**User**\n\n**Match Score:** 2", 2, "repaired"),
+    ('{"match_score": null}\nassistant:\n{"match_score": 2}', 2, "repaired"),
+    ("match_score: ?\nQuestion: How?\nmatch_score: 2", 2, "repaired"),
+    ("{'match_score': 2, 'why': 'so'}\nassistant\n{'match_score': 0}", 2, "repaired"),
 ]
 
 REFUSED = [
@@ -194,6 +200,14 @@ REFUSED = [
     ("match_score: 1 point out of 2", "match_score is 1 point out of 2, not an integer 0-2"),
     ("match_score: 0 is poor, match_score: 2 is good.", "match_score is contradictory: 0 and 2"),
     ("The match_score is 1. On reflection, the match_score is 2.", "match_score is contradictory: 1 and 2"),
+    (
+        '{"match_score": 0,\n\nassistant\n\n{"match_score": 2}',
+        "match_score is contradictory: another turn interrupts an object",
+    ),
+    ("match_score is 1? No, 2.", "match_score is contradictory: 1 and 2"),
+    ("match_score is 1, maybe 2", "match_score is contradictory: 1 and 2"),
+    ("match_score is 1 (or 2)", "match_score is contradictory: 1 and 2"),
+    ("The match_score is 0 - but wait, it names a price, so 1.", "match_score is contradictory: 0 and 1"),
     ("I would give this a 2.", "no match_score in the text"),
     ('"2"', "no match_score in the text"),
     ("'2.0'", "no match_score in the text"),

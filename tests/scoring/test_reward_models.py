@@ -170,11 +170,19 @@ def test_a_dialogue_ends_with_the_token_at_which_transformers_reads_the_reward(t
     )
 
 
-@pytest.mark.parametrize(("pad", "padding"), [("<|im_end|>", "left off"), ("<|endoftext|>", None)])
-def test_rewards_that_were_read_at_the_padding_are_made_again(tmp_path, pad, padding):
+@pytest.mark.parametrize(
+    ("fields", "padding"),
+    [
+        ({"pad_token_id": 2, "eos_token_id": 2}, "left off"),
+        ({"pad_token_id": 2, "eos_token_id": None}, "left off"),
+        ({"pad_token_id": 2, "eos_token_id": [0, 1]}, "left off"),  # the template's own end may be 2
+        ({"pad_token_id": None, "text_config": {"pad_token_id": 2}}, "left off"),
+        ({"pad_token_id": None, "text_config": {}}, None),
+    ],
+)
+def test_rewards_that_were_read_at_the_padding_are_made_again(tmp_path, fields, padding):
     folder = save_classifier(tmp_path)
-    chat, config = LocalChat(str(folder)), json.loads((folder / "config.json").read_text())
-    config |= {"pad_token_id": chat.tokenizer.convert_tokens_to_ids(pad)}
+    config = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(config))
     flags = ["--strategy", "reward", "--evaluator_llm", folder, "--inputs_addr", DATA, "--score_addr", tmp_path / "s"]
     flags += ["--completions", tmp_path / "completions"]

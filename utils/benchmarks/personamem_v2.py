@@ -31,7 +31,7 @@ from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
 from utils.parsing import Parsed, nothing, plain
 from utils.parsing.json_text import pattern
-from utils.parsing.letters import BOX_ENDS, BOX_OPENS, LETTERS
+from utils.parsing.letters import BOX_ENDS, BOX_MARKS, BOX_OPENS, LETTERS
 from utils.scoring import direct
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
@@ -91,11 +91,14 @@ _LETTER_FORMS = [
         r"\b([A-Z])\.[^\S\n]*+$",
     )
 ]
-# Yes or No. Neither the "no" of "no conflict" nor the two boxes of an instruction are a verdict.
+# Yes or No. Neither the "no" of "no conflict" nor the boxes of an instruction are a verdict.
 _YES_NO = r"(yes|no(?![^\S\n]++(?!(?:because|as|since|it|the|this)\b)\w))\b"
-_BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict)[\s:*]++)?+(yes|no)\b{BOX_ENDS}")
+_BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict){BOX_MARKS})?+(yes|no)\b{BOX_ENDS}")
 _EITHER_BOX = pattern(r"\bboxed\s*+\{[^\n}]{0,30}\}++\W{0,9}or\W{0,9}boxed\s*+\{[^\n}]{0,30}\}++")
 _ANY_BOX = pattern(r"\bboxed\s*+\{")
+_CONDITION = pattern(r"[^\w\n.!?]{0,20}(?:if|when|unless|otherwise)\b")
+_SENTENCE_ENDS = pattern(r"[.!?]\W{0,3}\s|\n")
+_EITHER_WORD = pattern(r"\b(?:yes\s*+(?:or|/)\s*+no|no\s*+(?:or|/)\s*+yes)\b[\s?:*_]*+")
 _FINAL = pattern(rf"\b(?:answer|verdict)\b(?:\s++is\b)?+[\s:*_\"'“‘]*+{_YES_NO}(?!\s*+(?:or\b|/))")
 _BEGINNING = pattern(rf"[\s*_\"'“‘]*+{_YES_NO}")
 _WORD = pattern(rf"\b{_YES_NO}")
@@ -113,23 +116,45 @@ def parse_final_letter(text: str, cut: bool = False) -> Parsed:
 def parse_yes_no(text: str, cut: bool = False) -> Parsed:
     r"""Read Yes or No; the value is 1 or 0.
 
-    The last box decides, such as `\boxed{Yes}` or `\boxed{\text{No.}}`; "\boxed{Yes} or \boxed{No}" is an instruction.
-    Without a box, the last "answer: Yes" or "verdict is No" does, otherwise the word with which the text begins, or
-    else the only one of the two in its first sentence. In a text that was cut off, only the box counts.
+    The last box decides, such as `\boxed{Yes}` or `\boxed{\text{No.}}`. Boxes of an instruction do not count:
+    "\boxed{Yes} or \boxed{No}", and those of a sentence or line with both words, or with a condition after a box.
+    Without a box, the last "answer: Yes" or "verdict is No" decides, otherwise the word with which the text begins, or
+    else the only one of the two in its first sentence; with an instruction's boxes, only the first of these does. In a
+    text that was cut off, only boxes count, if they agree.
     """
     body = plain(text)
-    if boxes := _BOX.findall(_EITHER_BOX.sub("", body)):
-        return Parsed(int(boxes[-1].lower() == "yes"), "strict", None)
-    if cut:
+    shown = _EITHER_BOX.sub("", body)
+    boxes = verdict_boxes(shown)
+    if cut and len({*boxes}) != 1:
         return nothing("the text ends before the verdict")
-    if _ANY_BOX.search(body):
+    if boxes:
+        return Parsed(int(boxes[-1] == "yes"), "strict", None)
+    if _ANY_BOX.search(_BOX.sub("", shown)):
         return nothing("the box has neither Yes nor No")
-    beginning = _BEGINNING.match(body)
-    words = _FINAL.findall(body)[-1:] or ([beginning[1]] if beginning else _WORD.findall(body.partition(".")[0]))
+    words = _FINAL.findall(shown := _EITHER_WORD.sub("", shown))[-1:]
+    if not words and not _ANY_BOX.search(body):
+        beginning = _BEGINNING.match(shown)
+        words = [beginning[1]] if beginning else _WORD.findall(shown.partition(".")[0])
     words = {word.lower() for word in words}
     if len(words) != 1:
         return nothing("neither Yes nor No is the text's verdict")
     return Parsed(int(words == {"yes"}), "repaired", None)
+
+
+def verdict_boxes(text: str) -> list[str]:
+    """Return "yes" or "no" for each box, without those of sentences or lines with both, or with a condition."""
+    sentences: list[list[re.Match[str]]] = []
+    for box in _BOX.finditer(text):
+        if sentences and not _SENTENCE_ENDS.search(text, text.index("}", sentences[-1][-1].end()), box.start()):
+            sentences[-1].append(box)
+        else:
+            sentences.append([box])
+    verdicts = []
+    for boxes in sentences:
+        words = [box[1].lower() for box in boxes]
+        is_conditional = any(_CONDITION.match(text, box.end()) for box in boxes)
+        verdicts += words if len({*words}) == 1 and not is_conditional else []
+    return verdicts
 
 
 def convert(size: str, row: dict[str, Any], where: str) -> Record:

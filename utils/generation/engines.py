@@ -171,10 +171,14 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def pads_with_end(model_addr: str, cache_dir: str | None) -> bool:
-    """Return whether a local model's config.json has an end token as its padding token."""
+    """Return whether a dialogue may end with a local model's padding token: its config.json has one.
+
+    Which token ends a turn is up to the template: it need not be the config's end token.
+    """
     config = _read_config(model_addr, cache_dir)
-    ends, padding = config.get("eos_token_id"), config.get("pad_token_id")
-    return padding is not None and padding in (ends if isinstance(ends, list) else [ends])
+    text_config = config.get("text_config")
+    configs = [config, text_config] if isinstance(text_config, dict) else [config]
+    return any(part.get("pad_token_id") is not None for part in configs)
 
 
 def _read_config(model_addr: str, cache_dir: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 from argparse import Namespace
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
@@ -33,7 +33,8 @@ EPSILON = 1e-4  # added to a standard deviation, as in TRL
 EQUAL = 1e-6  # scores whose deviation is at most this share of the largest differ by rounding
 # PR2 divides scores themselves by deviations, not their differences, so advantages of nearly equal scores explode.
 PR2_EQUAL = 1e-2
-OUTWEIGHS = 10  # a question is named if its largest advantage is this many times the others' median
+LEAST_DEVIATION = 1e-8  # of scores that differ by more than rounding, whatever their size
+DOMINATES = 10  # a question is named if its largest advantage exceeds this, or this many times the median of questions
 ADVANTAGES = ("grpo", "pr2")
 
 Sample = tuple[str, int]  # question id and number
@@ -49,15 +50,15 @@ def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
 
     The deviation is the population's. The result is empty if the scores are equal (`EQUAL`) or there is only one.
     """
-    if are_equal(scores.values(), EQUAL):
+    if are_equal(scores, EQUAL, scores):
         return {}
     mean, deviation = fmean(scores.values()), pstdev(scores.values())
     return {number: (score - mean) / (deviation + EPSILON) for number, score in scores.items()}
 
 
-def are_equal(scores: Collection[float], share: float) -> bool:
-    """Return whether there are fewer than two scores, or they deviate by at most this share of the largest."""
-    return len(scores) < 2 or pstdev(scores) <= share * max(map(abs, scores))
+def are_equal(some: Mapping[int, float], share: float, scores: Mapping[int, float]) -> bool:
+    """Return whether these are fewer than two, or deviate by at most this share of the question's largest score."""
+    return len(some) < 2 or pstdev(some.values()) <= max(LEAST_DEVIATION, share * max(map(abs, scores.values())))
 
 
 def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bool]) -> dict[int, float]:
@@ -70,7 +71,7 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
     """
     with_search = {number: score for number, score in scores.items() if searched[number]}
     without = [score for number, score in scores.items() if not searched[number]]
-    if len(without) != 1 or any(are_equal(some.values(), PR2_EQUAL) for some in (with_search, scores)):
+    if len(without) != 1 or any(are_equal(some, PR2_EQUAL, scores) for some in (with_search, scores)):
         return {}
     mean, deviation, of_searched = fmean(scores.values()), stdev(scores.values()), stdev(with_search.values())
     [bare] = without
@@ -115,7 +116,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         elif line.get("shared") and math.isclose(weights[call], 0, abs_tol=1e-6):
             counts["calls that samples share, whose advantages sum to 0"] += 1
         elif temperature == 0:
-            counts["calls at temperature 0, which tried nothing else"] += 1
+            counts["calls at temperature 0 (greedy, not sampled)"] += 1
         else:
             counts["calls at an unknown temperature"] += temperature is None
             example = example_of(line, record, window, weights[call], 1.0 if temperature is None else temperature)
@@ -127,9 +128,10 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     if unknown:
         notes.append(f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; give --temperature")
     for question_id, size in largest.items():
-        if len(largest) > 2 and size > OUTWEIGHS * (usual_size := median(largest.values())):
-            why = f"advantages up to {size:.1f}, of most questions {usual_size:.1f}"
-            notes.append(f"question {quote(question_id)} outweighs others: {why}")
+        usual_size = median(largest.values())
+        if size > DOMINATES or (len(largest) > 2 and size > DOMINATES * usual_size):
+            why = f"its largest advantage is {size:.1f}, the median over questions is {usual_size:.1f}"
+            notes.append(f"question {quote(question_id)} dominates the loss: {why}")
     return examples, notes
 
 
@@ -184,12 +186,21 @@ def note_other_model(args: Namespace, identity: str) -> None:
 def note_restricted_sampling(args: Namespace) -> None:
     """Print a note if flags kept tokens from being sampled: log-probabilities are of the whole vocabulary."""
     flags = sampling_flags(args)
-    neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0)}
-    given = {**flags, **(flags.get("extra_body") or {})}
-    restricted = [f"--{name} {given[name]}" for name, values in neutral.items() if given.get(name) not in values]
-    if restricted and is_first_process():
-        what = f"sampled with {' and '.join(restricted)}, but learnt by the probabilities of all tokens"
-        print(f"note: {args.trace_addr}: {what}; --top_p 1 samples from all", file=sys.stderr)
+    neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0),
+               "frequency_penalty": (None, 0), "repetition_penalty": (None, 1)}  # fmt: skip
+    more = flags.get("extra_body") or {}
+    given = {**flags, **more}
+    restricted = [f"{'' if name in more else '--'}{name} {given[name]}" for name, values in neutral.items()
+                  if given.get(name) not in values]  # fmt: skip
+    if not is_first_process():
+        return
+    if restricted:
+        what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
+        them = "it" if len(restricted) == 1 else "them"
+        print(f"note: {args.trace_addr}: {what}; to match, sample without {them}", file=sys.stderr)
+    if "top_p" in given and given["top_p"] is None:
+        what = "sampled with the model's default top_p, taken as 1"
+        print(f"note: {args.trace_addr}: {what}; give --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:

@@ -7,7 +7,7 @@ the field, a text counts that is only a value among the remains of a fence, an o
 
 Verdicts: the integer 0, 1 or 2, also with a decimal point (2.0). "2" in quotes, 2/2 and "2 out of 2" are refused. The
 name match_score is in no prose, so it also counts inside a line, with other text after the value ("so the match_score
-is 2 because"), but only if all places in the text give the same value.
+is 2 because"), but only if all places in the text, and any other 0, 1 or 2 after the first, give the same value.
 Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also written 1.0 or .5. Preferences (pairwise
 comparison): the integer 1 or 2, also in quotes or written Response 1. "A" is refused, because the prompt does not call
 a response so.
@@ -17,7 +17,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from utils.parsing import Parsed, json_text, nothing
 from utils.parsing.json_text import QUOTE, Field, pattern
@@ -33,6 +33,7 @@ _IN_PROSE = pattern(
     r"(?:([0-2])(?:\.0++)?(?!\w)(?![^\n}]{0,20}\Z)(?![^\n{}\"]{0,20}\bout of\b)"
     r"(?![ \t*`]*+(?:[-–/,.:|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b)))?"
 )
+_NUMBER = re.compile(r"(?<![\w.])([0-2])(?:\.0++)?(?!\w|\.\d)")
 
 
 @dataclass(frozen=True)
@@ -58,28 +59,45 @@ class Choice:
         """
         if cut and json_text.may_be_draft(text):
             return nothing(json_text.DRAFT)
-        text = unicodedata.normalize("NFKC", text)
-        starts = self.field.value_starts(text)
-        own = json_text.own_turn(text, starts[0]) if starts else text
+        text = unicodedata.normalize("NFKC", text) + ("" if cut else "\n")
+        own = json_text.own_turn(text, self._first_end(text))
+        parsed = self._read(own, cut)
+        if own == text:
+            return parsed
+        if own.count("{") > own.count("}") and self._read(text, cut).value != parsed.value:
+            return nothing(f"{self.field.name} is contradictory: another turn interrupts an object")
+        return replace(parsed, how=parsed.how and "repaired")
+
+    def _first_end(self, text: str) -> int:
+        """Return the index at which the first value or the first object with the field ends, or the text's length."""
+        matches = (self.value.match(text, start) for start in self.field.value_starts(text))
+        ends = [next((match.end() for match in matches if match), len(text))]
+        for end, content in json_text.valid_objects(text):
+            if not json_text.is_empty(self.field.value_in(content)):
+                ends.append(end)
+                break
+        return min(ends)
+
+    def _read(self, text: str, cut: bool) -> Parsed:
+        """Read the field's value in the model's own turn."""
         how = "repaired"
-        if (entry := json_text.last_object(own, self.field)) is not None:
-            written = json.dumps(entry.value, ensure_ascii=False)
+        if (entry := json_text.last_object(text, self.field)) is not None:
+            written, how = json.dumps(entry.value, ensure_ascii=False), entry.how
             match = self.value.match(written + "\n")
-            how = entry.how if own == text else how
-        elif (match := self.alone.match(own := own if cut else f"{own}\n")) is None:
-            starts = self.field.value_starts(own)
-            named = [*self.in_prose.finditer(own)] if self.in_prose else []
+        elif (match := self.alone.match(text)) is None:
+            starts = self.field.value_starts(text)
+            named = [*self.in_prose.finditer(text)] if self.in_prose else []
             if not starts and not named:
-                return json_text.missing(own, self.field)
-            if cut and "{" not in own and named and json_text.is_prose(own[: named[0].start()]):
+                return json_text.missing(text, self.field)
+            if cut and "{" not in text and named and json_text.is_prose(text[: named[0].start()]):
                 return nothing(json_text.DRAFT)
-            written = own[starts[-1] if starts else named[-1].end() :]
-            match = self.value.match(own, starts[-1]) if starts else None
-            in_prose = {name[1]: name for name in named}
-            if match is None and in_prose and None not in in_prose:
-                if len(in_prose) > 1:
-                    return nothing(f"{self.field.name} is contradictory: {' and '.join(in_prose)}")
-                [match] = in_prose.values()
+            written = text[starts[-1] if starts else named[-1].end() :]
+            match = self.value.match(text, starts[-1]) if starts else None
+            if match is None and named and all(name[1] for name in named):
+                match = named[0]
+                values = dict.fromkeys([match[1], *_NUMBER.findall(text, match.end())])
+                if len(values) > 1:
+                    return nothing(f"{self.field.name} is contradictory: {' and '.join(values)}")
         if match is None:
             return nothing(f"{self.field.name} is {json_text.describe(written)}, not {self.values}")
         return Parsed(self.read(match[1]), how, None)
@@ -97,7 +115,7 @@ def _choice(
 
     quoted: a text that is only a value in quotes counts.
     """
-    ends = r"(?!\w)(?=[ \t*`.]*+(?:[\n\r}]|,[ \t]*+[\n\r}\"']))"
+    ends = r"(?!\w)(?=[ \t*`.]*+(?:[\n\r}]|[\"'][ \t]*+\}|,[ \t]*+[\n\r}\"']))"
     string = "" if quoted else rf"(?!{_FENCE}*+{QUOTE}[\d.]++{QUOTE}{_FENCE}*+\Z)"
     alone = rf"{string}{_REMAINS}{value}(?![ \t`]*+\Z){_REMAINS}\Z"
     return Choice(json_text.field_named(name), pattern(f"{value}{ends}"), pattern(alone), read, values, in_prose)

@@ -111,11 +111,11 @@ def last_object(text: str, *fields: Field) -> Found | None:
     with suppress(ValueError, RecursionError):
         content = json.loads(body.removesuffix("```").strip())
         for field in fields:
-            if isinstance(content, dict) and not _is_empty(content.get(field.name)):
+            if isinstance(content, dict) and not is_empty(content.get(field.name)):
                 return Found(content[field.name], content, "strict")
     for _, content in reversed([*valid_objects(text)]):
         for field in fields:
-            if not _is_empty(value := field.value_in(content)):
+            if not is_empty(value := field.value_in(content)):
                 return Found(value, content, "repaired")
     return None
 
@@ -141,7 +141,7 @@ def valid_objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         start = text.find("{", end)
 
 
-def _is_empty(value: object) -> bool:
+def is_empty(value: object) -> bool:
     """Return whether a field's value is missing, a JSON schema, or a placeholder."""
     if isinstance(value, dict):
         return value.get("type") in ("string", "integer", "number", "boolean", "array", "object")

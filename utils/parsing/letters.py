@@ -30,8 +30,10 @@ _AFTER_FINAL = pattern(rf"{_OPENS}(?:(?:option|answer|response|\\text)\b{_OPENS}
 # "A: no. B: yes." White space before a label is skipped in its own line, so that the search takes linear time.
 _LABEL = rf"(?:^|(?<=[.,;!?]\s))(?:[^\S\n]|[{_MARKS}#>(-])*+(?:option\s++)?([a-d])[{_MARKS}]*+[).:](?!\w)"
 # What comes before and after the word in a LaTeX box: its command, other commands, white space and marks.
-BOX_OPENS = rf"\bboxed\s*+\{{(?:[\s{_MARKS}$(\[{{:]|\\[a-z]++|\\[^\w\s]){{0,40}}+"
-BOX_ENDS = rf"(?=(?:[\s{_MARKS}$)\].,!]|\\[^\w\s]){{0,40}}+\}})"
+_COLOR = r"\\(?:text)?color\s*+\{[a-z]{1,20}\}"
+BOX_MARKS = rf"(?:[\s{_MARKS}$(\[{{:]|{_COLOR}|\\[a-z]++|\\\W){{0,40}}+"
+BOX_OPENS = rf"\bboxed\s*+\{{{BOX_MARKS}"
+BOX_ENDS = rf"(?=(?:[\s{_MARKS}$)\].,;!]|\\\W){{0,40}}+\}})"
 _NAMED = pattern(
     rf"\(\s*+([a-d])\s*+\)|{BOX_OPENS}([a-d]){BOX_ENDS}|{_LABEL}"
     rf"|\b(?:options?|answer|choice|response|letter)\b(?:\s++is\b)?+{_OPENS}{_BARE}"
