@@ -85,16 +85,17 @@ class Searched:
     def places(self, ids: Iterable[str | int]) -> set[int]:
         """Return the places of the items with these `ids`, or ids in the dataset, which several items may share.
 
-        ValueError for an empty id.
+        ValueError for an id that no item has, such as an item's text.
         """
         place_of, places = {post_id: place for place, post_id in enumerate(self.ids)}, set()
         for post_id in ids:
-            if not _as_text(post_id):
-                raise ValueError(f"{post_id!r} is not an id; give posts that a search has found, or their ids")
+            own_id = _as_text(post_id)
+            same = {place for place, own in enumerate(self._own_ids) if own == own_id}
             if post_id in place_of:
-                places.add(place_of[post_id])
-            else:
-                places.update(place for place, own in enumerate(self._own_ids) if own == _as_text(post_id))
+                same = {place_of[post_id]}
+            if not own_id or not same:
+                raise ValueError(f"{quote(post_id)} is not the id of a post; give the .ids of a search's result")
+            places |= same
         return places
 
     @cached_property
