@@ -329,7 +329,7 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
         ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not the id of a post"),
         ('await ask.search("a", exclude=[None])', "line 2: ValueError: ask.search: exclude: None is not the id of a post"),
-        (  # the found texts are no ids
+        (  # texts instead of ids
             'await ask.search("a", exclude=list(await ask.search("basil")))',
             "is not the id of a post; give the .ids of a search's result",
         ),
