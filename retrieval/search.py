@@ -82,18 +82,24 @@ class Searched:
         counts = Counter(self._own_ids)
         return [own if own and counts[own] == 1 else place for place, own in enumerate(self._own_ids)]
 
+    @cached_property
+    def _places_of(self) -> dict[str | int, set[int]]:
+        """The places of the items with each id in the dataset, and the place of each of `ids`."""
+        places_of: dict[str | int, set[int]] = {post_id: {place} for place, post_id in enumerate(self.ids)}
+        for place, own in enumerate(self._own_ids):
+            if own:
+                places_of.setdefault(own, set()).add(place)
+        return places_of
+
     def places(self, ids: Iterable[str | int]) -> set[int]:
         """Return the places of the items with these `ids`, or ids in the dataset, which several items may share.
 
         ValueError for an id that no item has, such as an item's text.
         """
-        place_of, places = {post_id: place for place, post_id in enumerate(self.ids)}, set()
+        places: set[int] = set()
         for post_id in ids:
-            own_id = _as_text(post_id)
-            same = {place for place, own in enumerate(self._own_ids) if own == own_id}
-            if post_id in place_of:
-                same = {place_of[post_id]}
-            if not own_id or not same:
+            same = self._places_of.get(post_id) or self._places_of.get(_as_text(post_id))
+            if not same:
                 raise ValueError(f"{quote(post_id)} is not the id of a post; give the .ids of a search's result")
             places |= same
         return places
