@@ -328,7 +328,10 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
         ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not the id of a post"),
-        ('await ask.search("a", exclude=[None])', "line 2: ValueError: ask.search: exclude: None is not the id of a post"),
+        (
+            'await ask.search("a", exclude=[None])',
+            "line 2: ValueError: ask.search: exclude: None is not the id of a post",
+        ),
         (  # texts instead of ids
             'await ask.search("a", exclude=list(await ask.search("basil")))',
             "is not the id of a post; give the .ids of a search's result",
