@@ -263,6 +263,24 @@ async def answer(record, ask):
     assert runs.run("--model", "critic=some-model") == len(IDS)
 
 
+def test_calls_at_the_same_time_are_numbered_as_calls_one_after_the_other(runs):
+    runs.write("""
+async def answer(record, ask):
+    first = await ask("Say {question}")
+    return first + await ask("Say {question}")
+""")
+    assert runs.run() == 2 * len(IDS)
+    in_turn = runs.output.read_text()
+    for texts in (
+        "await asyncio.gather(ask('Say {question}'), ask('Say {question}'))",
+        "[await asyncio.wait_for(ask('Say {question}'), timeout=100) for _ in range(2)]",
+        "await ask('Say {question}', n=2)",
+    ):
+        runs.write(f"import asyncio\n\nasync def answer(record, ask):\n    return ''.join({texts})\n")
+        assert runs.run("--overwrite") == 0
+        assert runs.output.read_text() == in_turn
+
+
 # What ask refuses
 
 

@@ -22,7 +22,6 @@ from utils.generation.calls import Call
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items
-from utils.runs.loop import BRANCH
 from utils.runs.rendering import make_call
 from utils.runs.steps import SHARED, Steps, Surroundings
 
@@ -107,13 +106,7 @@ class Ask(Steps):
             items = _kept(items)
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, "stop": stop}
             again |= values
-            branch = BRANCH.get()
-
-            async def sample() -> Any:
-                BRANCH.set(branch)  # samples are numbered as calls of the task that asks for them
-                return await self(prompt, items=items, **again)
-
-            return list(await asyncio.gather(*(sample() for _ in range(n))))
+            return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
         limits = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
         overrides = {name: value for name, value in limits.items() if value is not None}
         return (await self.record(prompt, items=items, values=values, model=model, parse=parse, overrides=overrides))[
@@ -204,10 +197,12 @@ class Ask(Steps):
         if chosen.gives_rewards:
             raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
         same = hash(repr((key, role, prompt, texts, shown, more.get("overrides"), more.get("options"))))
+        numbered = self._number(same, is_shared)
 
         def make() -> Call:
-            call = make_call(around.task, around.prompts, self._record, key, chosen, prompt, items, values, **more)
-            return self._numbered(call, same)
+            return numbered(
+                make_call(around.task, around.prompts, self._record, key, chosen, prompt, items, values, **more)
+            )
 
         record = await self.send(role, make)
         used = [] if isinstance(items, History) else shown[: record.get("num_contexts_used", 0)]

@@ -48,9 +48,13 @@ BRANCH: ContextVar[Branch | None] = ContextVar("branch", default=None)  # of the
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None, **more: Any
 ) -> asyncio.Task:
-    """Return a new task (the loop's task factory); if a task of a method makes it, it has a branch of its own."""
+    """Return a new task (the loop's task factory); if a task of a method makes it, it has a branch of its own.
+
+    A call that is a task (asyncio.gather(ask(...), ask(...))) has none: it is numbered as a call of the task that makes
+    it, as if that task awaited it.
+    """
     context = context or copy_context()
-    if (branch := BRANCH.get()) is not None:
+    if (branch := BRANCH.get()) is not None and not getattr(work, "__qualname__", "").startswith("Ask."):
         context.run(BRANCH.set, branch.of_task(work))
     return asyncio.Task(work, loop=loop, context=context, **more)
 

@@ -140,28 +140,33 @@ class Steps:
             )
         return models[role]
 
-    def _numbered(self, call: Call, same: int) -> Call:
-        """Return the call; if the method has made the same call before, its key is changed, for another seed.
+    def _number(self, same: int, is_shared: bool) -> Callable[[Call], Call]:
+        """Number a call among equal ones, before it waits for anything; return what changes its key, for another seed.
 
         Calls of a task that the method has made are numbered by themselves, and their keys have the task's path, so
         that network time does not decide which of several tasks gets which text.
         """
-        path = () if call.key == SHARED else (BRANCH.get() or self._branch).path
+        path = () if is_shared else (BRANCH.get() or self._branch).path
         number = self._same[path, same]
         self._same[path, same] += 1
-        self.call_hashes.add(hash((path, same, number)))
-        if call.key == SHARED:
-            call = replace(call, shared=hash((same, number, repr(call.prompt))))
-        if path:
-            return replace(call, key=(*call.key, path, number))
-        return replace(call, key=(*call.key, number)) if number else call
+
+        def numbered(call: Call) -> Call:
+            self.call_hashes.add(hash((path, same, number)))
+            if is_shared:
+                call = replace(call, shared=hash((same, number, repr(call.prompt))))
+            if path:
+                return replace(call, key=(*call.key, path, number))
+            return replace(call, key=(*call.key, number)) if number else call
+
+        return numbered
 
     async def send(self, role: str, make: Callable[[], Call]) -> Piece:
         """Make a call once there is room for its prompt, and return its record."""
         await self._unless_over()
+        place = await self._begin_step()
         await self._around.room.wait()
         await self._unless_over()
-        call, place = make(), await self._begin_step()
+        call = make()
         task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
