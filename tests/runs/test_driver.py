@@ -235,11 +235,15 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(keys, api, ser
     for name in ("answers.json", "answers.json.outlines.json"):
         (tmp_path / name).unlink()
     assert run() == 0 and all((tmp_path / name).read_bytes() == content for name, content in files.items())
-    # Without their completions in the store, the earlier files are written again, and match the answers.
+    # Without their completions in the store, the earlier files would have to be paid for again.
     server.reply = lambda request: Reply(f"Now {default_reply(request).text}")
     answers.unlink()
     shutil.rmtree(tmp_path / "completions")
-    assert run() == number
+    before = len(server.requests)
+    with pytest.raises(UserError, match=r"which is finished|which has to be made again"):
+        run()
+    assert len(server.requests) == before and run("--overwrite") == number
     outlines = json.loads((tmp_path / "answers.json.outlines.json").read_text())
     assert all(output["output"].startswith("Now ") for [output] in outlines.values())
-    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == (0 if keys else 3)
+    capsys.readouterr()
+    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == (1 if keys else 3)

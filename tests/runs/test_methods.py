@@ -1,6 +1,7 @@
 """baselines.py --method: a user's own method, over the API on loopback."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_two_calls_per_question(runs, capsys):
     assert "13 questions, 13 answers, 0 without an answer" in printed and "26 completions requested" in printed
     whole = runs.output.read_bytes()
     assert runs.run() == 0 and runs.output.read_bytes() == whole
-    assert "0 completions requested, 26 from the store" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{runs.output}: already finished, left alone\n"
 
 
 def test_the_same_as_rag(runs, tmp_path):
@@ -111,29 +112,82 @@ def test_a_second_model_whose_server_is_gone_is_asked_no_more(runs, capsys):
     assert list(runs.answers) == IDS
 
 
-def test_a_changed_method_without_answers_fails(runs, capsys):
-    """As with a new output; if it has requested nothing, commands that depend on this one can run."""
-    runs.run()
-    without_answers = f"{TWO_CALLS}    return None\n".replace("return await", "await")
-    runs.write(without_answers.replace("Summarize", "Please summarize"))
-    assert runs.run(code=1) == 2 * len(IDS)
-    assert f"{len(IDS)} of {len(IDS)} answers unusable" in capsys.readouterr().err
-    assert runs.run(code=0) == 0
+RAISING = TWO_CALLS.replace("return await", "assert record['id'] == 'rpg_17352'\n    return await")
+NO_ANSWERS = f"{TWO_CALLS}    return None\n".replace("return await", "await")
 
 
-@pytest.mark.parametrize("imported", ["import helper_of_mine\n", ""])
-def test_a_changed_helper_is_noticed(runs, imported):
-    """Also a late import, and a file that is read."""
-    read = "__import__('helper_of_mine').NUMBER" if imported else "len(open(r'{}').read())".format(runs.folder / "text")
-    runs.write(imported + TWO_CALLS.replace("best(20)", f"best({read})"))
+@pytest.mark.parametrize(("changed", "number"), [(NO_ANSWERS, 0), (RAISING, 1)])
+def test_a_changed_method_with_fewer_answers_replaces_nothing(runs, capsys, changed, number):
+    runs.run("--trace")
+    files = {path: path.read_bytes() for path in runs.output.parent.iterdir() if path.is_file()}
+    runs.write(changed)
+    assert runs.run("--trace", code=1) == 0
+    kept = (
+        f"{runs.output}: kept, with its 13 answers: the changed method gave {number}\n  --overwrite replaces the file\n"
+    )
+    assert kept in capsys.readouterr().err
+    assert files == {path: path.read_bytes() for path in files}
+    assert runs.run("--overwrite", code=1) == 0 and len(runs.answers) == (number or len(IDS))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("package", [False, True])
+def test_a_changed_helper_is_noticed(runs, monkeypatch, capsys, late, package):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    file = runs.folder / ("of_mine/helper.py" if package else "helper.py")
+    file.parent.mkdir(exist_ok=True)
+    imported = "from of_mine import helper" if package else "import helper"
+    text = TWO_CALLS.replace("best(20)", "best(helper.NUMBER)")
+    first = "    summary ="
+    runs.write(text.replace(first, f"    {imported}\n{first}") if late else f"{imported}\n{text}")
     answers = []
     for number in (3, 4):
-        (runs.folder / "helper_of_mine.py").write_text(f"NUMBER = {number}\n")
-        (runs.folder / "text").write_text("x" * number)
+        file.write_text(f"NUMBER = {number}\n")
         runs.run()
+        assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
         answers.append(runs.answers)
-        sys.modules.pop("helper_of_mine", None)
+        for name in ("helper", "of_mine", "of_mine.helper"):
+            sys.modules.pop(name, None)
     assert answers[0] != answers[1]
+    code = read_manifest(runs.output)["settings"]["code"]
+    assert sorted(code) == sorted(["mine.py", str(file.relative_to(runs.folder))])
+
+
+def test_a_finished_output_is_not_paid_for_again(runs, capsys):
+    runs.run()
+    shutil.rmtree(runs.output.parent / "completions")
+    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
+    with pytest.raises(UserError, match=r"lacks completions for 13 of 13 answers of .*, which is finished\n"):
+        runs.run("--trace")
+    runs.write(TWO_CALLS + "\n# a comment\n")
+    told = "not found, but has the completions of .*, which has to be made again\n  give the folder that has them"
+    with pytest.raises(UserError, match=told):
+        runs.run()
+    assert runs.run("--dry_run") == 0 and len(runs.server.requests) == 26
+    assert runs.run("--overwrite") == 26
+
+
+def test_the_same_code_elsewhere_is_the_same_method(runs, tmp_path, capsys):
+    runs.run()
+    before = runs.output.read_bytes()
+    (tmp_path / "elsewhere").mkdir()
+    runs.name = str(tmp_path / "elsewhere/mine.py")
+    Path(runs.name).write_text(TWO_CALLS)
+    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
+    Path(runs.name).write_text(TWO_CALLS + "\n# another method\n")
+    with pytest.raises(UserError, match=r"was made from .*/mine\.py, not from .*/elsewhere/mine\.py\n"):
+        runs.run()
+    assert runs.output.read_bytes() == before
+
+
+def test_a_method_that_gives_other_answers_gets_no_trace(runs, monkeypatch):
+    runs.write("import os\n\n\nasync def answer(record, ask):\n    return os.environ['A_TEXT']\n")
+    monkeypatch.setenv("A_TEXT", "one")
+    runs.run()
+    monkeypatch.setenv("A_TEXT", "two")
+    with pytest.raises(UserError, match="the method gives other answers now\n  --overwrite replaces the file"):
+        runs.run("--trace")
+    assert not list(runs.output.parent.glob("*.trace*")) and runs.answers[IDS[0]][0]["output"] == "one"
 
 
 def test_more_outputs_and_a_limit(runs):

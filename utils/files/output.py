@@ -20,7 +20,7 @@ from utils.cli import UserError
 from utils.cli.errors import counted, quote
 from utils.files.json_files import read_json
 from utils.files.locks import Lock, check_free
-from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
+from utils.files.manifest import describe_run, is_made_alike, manifest_of, publishing, read_manifest
 from utils.files.writing import check_could_write, write_json
 from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
@@ -28,7 +28,8 @@ Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
-INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of input files, which may change
+INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
+QUESTIONS = ("limit", "num_generated_outputs")  # flags that decide, with a dataset, which pieces an output has
 NUM_REASONS = 3  # how many reasons of unusable pieces are printed
 NO_ANSWER = "the method gave no answer"  # a piece's reason, if a user's own method returned None
 
@@ -75,6 +76,7 @@ class Output:
     def __post_init__(self) -> None:
         self._began = time.monotonic()
         self.finished = False  # the last result of `is_finished`
+        self.is_kept = False  # whether `publish` has left an existing file with more answers
         self._lock: Lock | None = None  # held since `open`
 
     @property
@@ -112,13 +114,21 @@ class Output:
         made = read_manifest(path)
         if overwrite or made is None or not path.exists():
             return False
-        is_whole = self.keys is not None and made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
+        is_whole = self._has_all_keys(made) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
         is_finished = is_alike and is_whole and has_tried
         if not is_finished:
             self._check(made)
         return is_finished
+
+    def _has_all_keys(self, made: dict[str, Any]) -> bool:
+        """Return whether the existing file, whose manifest is `made`, was made for the keys of this command."""
+        if self.keys is not None:
+            return made.get("keys_sha256") == keys_hash(self.keys)
+        # The dataset has not been read yet. If its hash is the same, the same flags choose the same questions.
+        before, now = made.get("arguments", {}), vars(self.args)
+        return self.dataset is not None and all(before.get(name) == now.get(name) for name in QUESTIONS)
 
     def _check(self, made: dict[str, Any]) -> None:
         """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""
@@ -163,8 +173,20 @@ class Output:
             self.pieces |= self.read(read_json(self.path))
 
     def publish(self, device: str | None, **figures: Any) -> bool:
-        """Write the file and its manifest, and return True; for a shard, which has no file, return False."""
+        """Write the file and its manifest, and return True; for a shard, which has no file, return False.
+
+        Also return False, with a note, if a method whose code has changed answers fewer questions than the existing
+        file has answers to: the file is kept unless --overwrite is given.
+        """
         if self.is_shard:
+            return False
+        before = None if self.args.overwrite else manifest_of(self.path)
+        if before is not None and before["settings"].get("code") != self.settings.get("code"):
+            number, now = (before.get("pieces", 0) - before.get("unusable", 0), len(self.pieces) - len(self._failed()))
+            self.is_kept = number > now
+        if self.is_kept:
+            problem = f"kept, with its {counted(number, 'answer')}: the changed method gave {now}"
+            print(f"{self.path}: {problem}\n  --overwrite replaces the file", file=sys.stderr)
             return False
         manifest: dict[str, Any] = {}
         with publishing(self.path, manifest) as staged:
@@ -183,8 +205,9 @@ class Output:
     def report_finished(self) -> None:
         """Print that the file is finished and how many pieces are unusable."""
         print(f"{self.path}: already finished, left alone")
-        if unusable := read_manifest(self.path).get("unusable"):
-            problem = f"{unusable} of {counted(len(self.keys), self.noun)} unusable"
+        made = read_manifest(self.path)
+        if unusable := made.get("unusable"):
+            problem = f"{unusable} of {counted(made['pieces'], self.noun)} unusable"
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
 
     def report_failed(self) -> int:

@@ -37,6 +37,14 @@ def read_dataset(path: str | Path, needs: Needs = ()) -> list[Record]:
     return list(DatasetFile(path).scan(needs))
 
 
+def read_task(path: str | Path) -> Task:
+    """Return the benchmark of a dataset's first record; UserError if it is not a question. No other record is read."""
+    for record, *_ in stream_records(Path(path)):
+        check_record(record, f"{path}: record 0", ())
+        return task_of(str(path), [record])
+    raise UserError(f"{path}: has no questions")
+
+
 class DatasetFile:
     """The questions of a dataset on disk, each read by its number when needed."""
 

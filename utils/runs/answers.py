@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
 from prompts import Prompt, digests
 from utils import cli
-from utils.benchmarks import task_of, tasks
+from utils.benchmarks import tasks
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
@@ -20,7 +20,7 @@ from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
-from utils.records.datasets import Needs, read_questions, select_questions
+from utils.records.datasets import Needs, read_questions, read_task, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.ask import Ask
 from utils.runs.stage import Stage
@@ -31,13 +31,29 @@ Method = Callable[[Record, Ask], Awaitable[Piece]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset and the questions that a run answers."""
+    """A dataset and the questions that a run answers. It is read when they are needed: never for a finished output."""
 
     path: str
     output_addr: str
-    records: list[Record]
     task: Task
-    questions: dict[Key, Record] = field(default_factory=dict)  # (id, number of the answer) -> its question
+    args: Arguments
+    needs: Needs
+    most_items: int | None
+
+    @cached_property
+    def records(self) -> list[Record]:
+        return read_questions(self.path, self.needs, self.most_items)
+
+    @cached_property
+    def questions(self) -> dict[Key, Record]:
+        """Return the question of each answer, by the key of the answer: (id, number of the answer)."""
+        args = self.args
+        selected = select_questions(self.records, args.limit, args.num_shards, args.shard_index)
+        return {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
+
+    def collect(self, answers: Pieces, field: str = "output") -> Responses:
+        """Return the content of a response file, in the order of the dataset."""
+        return collect_responses(self.records, answers, field)
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
@@ -97,8 +113,7 @@ def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: st
     cli.check_different("--output_addr", args.output_addr)
     datasets = []
     for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):
-        records = read_questions(path, needs, most_items)
-        task = task_of(path, records)
+        task = read_task(path)
         if way not in (None, *task.ways):
             raise UserError(f"--asking {way}: {task.name} has one way of asking; leave the flag out")
         task = replace(task, **task.ways[way]) if way else task
@@ -106,9 +121,7 @@ def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: st
             raise UserError(
                 f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
             )
-        selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
-        questions = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
-        datasets.append(Dataset(path, output_addr, records, task, questions))
+        datasets.append(Dataset(path, output_addr, task, args, needs, most_items))
     return datasets
 
 
@@ -135,10 +148,7 @@ def stage_of_answers(
     inputs, settings = file_hash(dataset.path), {"script": "baselines.py", "model": model.identity}
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
-    collect = partial(collect_responses, dataset.records)
-    output = Output(
-        dataset.output_addr, settings, list(dataset.questions), collect, "answers", args, dataset=dataset.path
-    )
+    output = Output(dataset.output_addr, settings, None, dataset.collect, "answers", args, dataset=dataset.path)
 
     return Stage(
         task,
@@ -147,7 +157,6 @@ def stage_of_answers(
         [output],
         {"generator": model},
         partial(count_answers, task),
-        is_replayed=args.trace,
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 
 from utils import cli
-from utils.cli import Arguments
+from utils.cli import Arguments, UserError
 from utils.cli.errors import counted, first_five, printable
-from utils.files.output import Key
+from utils.files.manifest import manifest_of
+from utils.files.output import Key, Output
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
@@ -16,7 +17,7 @@ from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
 from utils.runs.runner import Run, Servers, make_pieces
 from utils.runs.stage import Stage, models_of
-from utils.runs.trace import check_trace
+from utils.runs.trace import check_trace, has_trace
 
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
 
@@ -30,51 +31,77 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         open_api: returns the engine for an API, given the flags and the key.
 
     Raises:
-        UserError: an output cannot be written, a server has never answered, or with --cached_only, the store lacks a
-            completion. Other exceptions of an engine or the store also end the run.
+        UserError: an output cannot be written, a server has never answered, or the store lacks a completion that was
+            paid for before or that --cached_only needs. Other exceptions of an engine or the store also end the run.
         NotedError: the open engine notes requests instead of making them.
         KeyboardInterrupt: SIGINT or SIGTERM was received. Completions received until then are in the store.
     """
-    left = unfinished(stages)
+    left = unfinished(stages, args)
     if args.dry_run:
         return count_requests(stages, left, args)
     running = to_run(stages, left)
-    again = [stage for stage in running if stage.is_replayed or stage not in left]
-    outputs = [output for stage in running for output in stage.outputs if not output.finished or stage in again]
-    for output in (output for stage in stages for output in stage.outputs if output not in outputs):
+    for output in (output for stage in stages for output in stage.outputs if output.finished):
         output.report_finished()
     if not left:
         return 0
+    for stage in running:
+        refuse_deleted_store(stage, args)
     for model in models_of(running).values():
         model.load()
     for stage in running:
         if stage.search is not None:
             stage.search.check()
     with ExitStack() as locks:
-        for output in outputs:
+        for output in (output for stage in running for output in made_by(stage)):
             output.open()
             locks.callback(output.close)
             if vars(args).get("trace") and not output.is_shard:
                 check_trace(output)
         runs = make_pieces(running, args, open_api)
-    report_shard(args, [output.path for output in outputs])
+    report_shard(args, [output.path for stage in running for output in stage.outputs])
     return report(runs)
 
 
-def unfinished(stages: Sequence[Stage]) -> list[Stage]:
-    """Return the stages with an output that is not finished, the stages after them, and those that are replayed."""
+def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
+    """Return the stages with an output that is not finished or lacks its trace (--trace), and the stages after them."""
     left: list[Stage] = []
     for stage in stages:
-        for output in stage.outputs:
-            if output.keys is None and (stage.after is None or has_pieces(stage.after)):
-                output.keys = [*stage.records()]
+        follows_finished = stage.after is None or is_finished(stage.after)
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
-            output.finished = output.is_finished() and stage.after not in left
-            if output.finished and not stage.is_replayed and any(other.after is stage for other in stages):
-                output.load()
-        if stage.is_replayed or not all(output.finished for output in stage.outputs):
+            output.finished = output.is_finished() and follows_finished
+            if not output.finished and output.keys is None and (stage.after is None or has_pieces(stage.after)):
+                output.keys = [*stage.records()]
+                output.finished = output.is_finished() and follows_finished
+        if not is_finished(stage) or (
+            vars(args).get("trace") and any(not has_trace(output) for output in stage.outputs)
+        ):
             left.append(stage)
+        for output in stage.outputs if stage not in left and any(other.after is stage for other in stages) else ():
+            output.load()
     return left
+
+
+def is_finished(stage: Stage) -> bool:
+    """Return whether all outputs of a stage are finished: if it runs again, then for its trace or a later stage."""
+    return all(output.finished for output in stage.outputs)
+
+
+def made_by(stage: Stage) -> list[Output]:
+    """Return the outputs whose pieces a stage makes when it runs."""
+    return [output for output in stage.outputs if not output.finished or is_finished(stage)]
+
+
+def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
+    """Raise UserError if an output would be made again but its completions are gone: all would be paid for again."""
+    folders = [model.completions.store.folder for model in stage.models.values()]
+    if args.overwrite or args.cached_only or not folders or any(folder.exists() for folder in folders):
+        return
+    for output in stage.outputs:
+        made = None if output.finished or output.is_shard else manifest_of(output.path)
+        if made is not None and made.get("tokens", {}).get("prompt_tokens") != 0:
+            problem = f"not found, but has the completions of {output.path}, which has to be made again"
+            remedy = "give the folder that has them (--completions), or --overwrite to request all of them again"
+            raise UserError(f"{folders[0]}: {problem}\n  {remedy}")
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
@@ -137,9 +164,9 @@ def are_complete(stages: Sequence[Stage]) -> bool:
 
 def report(runs: Sequence[Run]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
-    # A finished output that needed no request has nothing new to report, and commands that depend on it can run.
-    new = [output for run in runs for output in run.made if not output.finished or run.device is not None]
-    codes = [output.report_failed() for output in new]
+    # A finished output has nothing new to report, and commands that depend on it can run.
+    new = [output for run in runs for output in run.made if not output.finished]
+    codes = [max(output.report_failed(), int(output.is_kept)) for output in new]
     codes += [report_raised(run.raised) for run in runs]
     missing = {run.stage: sum(len(output.missing()) for output in run.made) - len(run.raised) for run in runs}
     for stage, number in missing.items():

@@ -8,6 +8,7 @@
 the calls that it then repeats are answered from the store.
 """
 
+import ast
 import asyncio
 import copy
 import importlib.util
@@ -23,6 +24,7 @@ from prompts import History
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
+from utils.files.file_hashes import file_hash
 from utils.files.output import NO_ANSWER, Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import was_cut
@@ -34,6 +36,7 @@ from utils.runs.steps import MethodError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
+OWN_PACKAGES = ("prompts", "retrieval", "utils")
 
 
 class HiddenFieldError(Exception):
@@ -81,6 +84,17 @@ class Method:
 
     path: Path
     answer: Callable[[Question, Ask], Any]
+
+    def code(self) -> dict[str, str]:
+        """Return the SHA-256 of the method's file, and of each module beside it that it imports, by name."""
+        file = self.path.resolve()
+        files, left = set(), [file]
+        while left:
+            path = left.pop()
+            if path not in files:
+                files.add(path)
+                left += imported_files(path, file.parent)
+        return {str(path.relative_to(file.parent)): file_hash(path) for path in sorted(files)}
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
         """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
@@ -147,6 +161,29 @@ def load_method(path: str) -> Method:
     except TypeError:
         raise UserError(f"--method {path}: `answer` must take two arguments, record and ask") from None
     return Method(file, answer)
+
+
+def imported_files(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files of the modules in `folder` or below that a Python file imports, at its top or later.
+
+    Our own packages are left out. UserError if the file is not Python.
+    """
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{path}: {type(error).__name__}: {error}") from None
+    for node in ast.walk(tree):
+        base, names = folder, []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else folder
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+        for first, *rest in (name.split(".") for name in names):
+            place = base / first
+            for name in [None, *rest] if base != ROOT or first not in OWN_PACKAGES else ():
+                place = place / name if name else place
+                yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file())
 
 
 def piece_of(value: str | None, ask: Ask) -> Piece:

@@ -1,4 +1,4 @@
-"""`baselines.py --method FILE`: a user's own method answers. Each run makes all answers again, from the store."""
+"""`baselines.py --method FILE`: a user's own method answers."""
 
 import argparse
 import json
@@ -17,13 +17,12 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import read_manifest, without_password
-from utils.files.output import Output
+from utils.files.manifest import noted_settings, without_password
+from utils.files.output import Output, refuse_other_source
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, is_classifier, is_encoder_decoder
 from utils.generation.model import Model
-from utils.records.responses import collect_responses
 from utils.runs.answers import check_ranked, count_answers, read_datasets
 from utils.runs.driver import run_stages
 from utils.runs.methods import Method, load_method
@@ -53,11 +52,11 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     check_shown(shown, task)
     note_unknown_names(args, method)
     models, search = choose_models(args, task), Search(args, task, dataset.path)
-    settings = settings_of_method(args, task, models) | {"search": search.settings}
-    collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
-    output.figures = {"method_sha256": file_hash(method.path)}
-    earlier = (read_manifest(output.path) or {}).get("method_sha256")
+    settings = settings_of_method(args, task, models) | {"code": method.code(), "search": search.settings}
+    output = Output(dataset.output_addr, settings, None, dataset.collect, "answers", args, dataset=dataset.path)
+    output.figures = {"method_path": str(method.path.resolve())}
+    output.check = partial(refuse_other_method, output)
+    earlier = noted_settings(output.path).get("code")
 
     stage = Stage(
         task,
@@ -69,9 +68,17 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
         partial(describe_answers, models, method.path, earlier),
         many_calls=True,
         search=search,
-        is_replayed=True,  # the method's file, or what it imports, may have changed
     )
     return run_stages([stage], args, open_api)
+
+
+def refuse_other_method(output: Output, made: Mapping[str, Any]) -> None:
+    """Raise UserError if an output with the manifest `made` is of another file; the message lacks the output's path.
+
+    The same code elsewhere is the same method, whose output is finished.
+    """
+    if "method_path" in made and made["settings"].get("code") != output.settings["code"]:
+        refuse_other_source([made["method_path"]], [output.figures["method_path"]])
 
 
 def note_unknown_names(args: Arguments, method: Method) -> None:
@@ -137,7 +144,7 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
 
 
 def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
-    """Return the settings of the answers. The method's code is not one of them, so it may change between runs."""
+    """Return the settings of the answers, without the method's code."""
     names = [*task.prompts.values()]
     if "reward" in task.metrics and any(model.gives_rewards for model in models.values()):
         names.append(task.metrics["reward"].judge.prompt)
@@ -159,17 +166,23 @@ def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) ->
 
 
 def describe_answers(
-    models: Mapping[str, Model], path: Path, earlier: str | None, output: Output, _: Any, figures: Mapping[str, Any]
+    models: Mapping[str, Model],
+    path: Path,
+    earlier: dict[str, str] | None,
+    output: Output,
+    _: Any,
+    figures: Mapping[str, Any],
 ) -> str:
     """Return the line to print about a response file.
 
-    Print a note if the method's file has changed, or if the method did not repeat its calls when it was run again.
-    `earlier` is the hash of the method's file behind the output that is replaced; None if there was no output.
+    Print a note if the method's code has changed, or if the method did not repeat its calls when it was run again.
+    `earlier` is the code behind the output that is replaced; None if there was no output.
     """
     requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
-    if earlier not in (None, figures["method_sha256"]):
+    if earlier not in (None, code := output.settings["code"]):
+        changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
         again = f"{requested} of {counted(requested + reused, 'completion')} requested again"
-        print(f"note: {path} has changed: {again}", file=sys.stderr)
+        print(f"note: {path.parent / changed[0]} has changed: {again}", file=sys.stderr)
     if number := figures["asked_otherwise"]:
         remedy = "each run pays for its new calls; use ask.random for all randomness"
         records = counted(number, "record")

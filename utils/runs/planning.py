@@ -19,7 +19,7 @@ from utils.generation.model import Model
 from utils.generation.requests import SAMPLED
 from utils.generation.thinking import template_variables
 from utils.parsing import plans as parsing
-from utils.records.responses import collect_responses, count_responses, read_plans
+from utils.records.responses import count_responses, read_plans
 from utils.runs.answers import Dataset, Method, Responses
 from utils.runs.stage import Stage
 
@@ -117,7 +117,7 @@ def stages_of_plans(
     addrs, plans_by_dataset = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
     for dataset, plans_addr, plans in zip(datasets, addrs, plans_by_dataset, strict=True):
         path = f"{dataset.output_addr}.plans.json"
-        collect = partial(collect_responses, dataset.records, field="aspects")
+        collect = partial(dataset.collect, field="aspects")
         settings_here = settings | settings_of_plans(args, dataset, plans_addr, planner)
         output = Output(path, settings_here, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
         output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
@@ -130,7 +130,6 @@ def stages_of_plans(
                 {"planner": planner} if planner else {},
                 count_plans,
                 stand_in=parsing.gold_plan(STAND_IN, lead_in),
-                is_replayed=args.trace,
             )
         )
     return stages
@@ -138,12 +137,13 @@ def stages_of_plans(
 
 def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
     """Return the stage that answers a dataset's questions with the plans that the stage `plans` makes."""
-    settings, collect = dict(plans.outputs[0].settings), partial(collect_responses, dataset.records)
+    settings = dict(plans.outputs[0].settings)
     if learnt := model.saw_in_training:
         saw = settings.get("saw") or {"when": "training", "fields": []}
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         settings["saw"] = saw | seen
-    output = Output(dataset.output_addr, settings, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
+    keys = [*dataset.questions]
+    output = Output(dataset.output_addr, settings, keys, dataset.collect, "answers", args, dataset=dataset.path)
 
     def count(responses: Responses, answers: Pieces) -> dict[str, int]:
         without_plan = sum(answer["plan"] is None for answer in answers.values())
@@ -158,7 +158,6 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         count,
         after=plans,
         assumes="with made-up plans of five aspects in place of those that do not exist yet",
-        is_replayed=args.trace,
     )
 
 

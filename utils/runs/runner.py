@@ -53,7 +53,7 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
         left = loop.run(_advance(runs, {}))
         while left:
             role = left[0].awaits()
-            left[0].refuse_cached_only(role)
+            left[0].refuse_requests(role)
             others = [name for name in left[0].stage.models if name != role]
             with exit_on_signal():
                 engines = open_engines(models, [role, *others], open_api)
@@ -96,7 +96,8 @@ class Run:
     """The run of a stage, in several passes.
 
     Attributes:
-        made: the outputs that this run makes: those that are not finished, or all if the finished stage runs again.
+        made: the outputs whose pieces this run makes: those that are not finished, or if all are, all of them, for
+            their traces or a later stage. A finished output is never written again.
         left: records that have not ended, by key.
         total: the number of all records, including those that have a piece already.
         calls: role and call record (without texts) of each record's calls, by key; a shared call is listed only once.
@@ -145,11 +146,10 @@ class Run:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
-                if output.finished and not self.stage.is_replayed:
+                if output.finished:
                     output.load()
-        # A finished stage runs again if a later stage needs its pieces.
-        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
-        self.made = [output for output in self.stage.outputs if not output.finished or is_again]
+        self._is_again = all(output.finished for output in self.stage.outputs)
+        self.made = [output for output in self.stage.outputs if not output.finished or self._is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {
             key: records[key]
@@ -169,8 +169,15 @@ class Run:
         waiting = Counter(self._needs.values())
         return max(self.stage.models, key=lambda role: waiting[role])
 
-    def refuse_cached_only(self, role: str) -> None:
+    def refuse_requests(self, role: str) -> None:
+        """Raise UserError if this run may request nothing: with --cached_only, or because its outputs are finished."""
         completions = self.stage.models[role].completions
+        if self._is_again:
+            path, lacking = self.made[0].path, f"{len(self.left)} of {self.total} {self.stage.unit}"
+            raise UserError(
+                f"{completions.store.folder}: lacks completions for {lacking} of {path}, which is finished\n"
+                "  give the folder that has them (--completions), or --overwrite to request them again"
+            )
         if completions.cached_only:
             raise UserError(
                 f"{completions.store.folder}: lacks completions for {len(self.left)} of {self.total} "
@@ -344,13 +351,12 @@ class Run:
         self._requested += self._num_stored() - num_stored
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.made:
-            # A finished output is written again if completions had to be requested, so that later outputs match it.
-            if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
+            if not (self._is_inner or output.finished):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
                 publish(self.stage, output, calls, self.device, self._requested, tally)
-                if output in self._traces:
-                    self._traces[output].publish()
+            if output in self._traces and not output.is_kept:
+                self._traces[output].publish()
 
 
 def without_texts(record: Piece) -> Piece:

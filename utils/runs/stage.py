@@ -30,8 +30,6 @@ class Stage:
         assumes: with --dry_run, the text that is printed if pieces of the stage before are stand-ins.
         many_calls: whether a record may make several calls.
         search: finds items for `ask.search`.
-        is_replayed: whether the stage runs even if its outputs are finished, because a user's method may have changed,
-            or because the stage is traced.
     """
 
     task: Task
@@ -46,7 +44,6 @@ class Stage:
     assumes: str = ""
     many_calls: bool = False
     search: Search | None = None
-    is_replayed: bool = False
 
     @property
     def unit(self) -> str:

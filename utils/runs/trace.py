@@ -18,7 +18,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_lines
+from utils.files.json_files import read_json, read_lines
 from utils.files.manifest import describe_run, publishing, settings_of
 from utils.files.output import Key, Output
 from utils.files.writing import open_whole, write_line
@@ -42,6 +42,12 @@ def trace_path(output: str) -> Path:
     return Path(f"{output}{TRACE}")
 
 
+def has_trace(output: Output) -> bool:
+    """Return whether the trace of a finished output is there; True for a shard, which has none."""
+    path = trace_path(output.path)
+    return output.is_shard or (path.exists() and settings_of(path).get("trace_of") == file_hash(output.path))
+
+
 def check_trace(output: Output) -> None:
     """Raise UserError if the trace cannot be written, or would replace a file that is not a trace."""
     prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
@@ -63,8 +69,10 @@ class Trace:
         self._places[key] = start, len(text)
 
     def publish(self) -> None:
-        """Write the trace, and in its manifest, the output's hash."""
+        """Write the trace, and in its manifest, the output's hash; UserError if a finished output has other pieces."""
         path, output = trace_path(self._output.path), self._output
+        if output.finished and json.loads(json.dumps(output.content())) != read_json(output.path):
+            raise UserError(f"{output.path}: the method gives other {output.unit} now\n  --overwrite replaces the file")
         settings = {"script": SCRIPT, "trace_of": file_hash(output.path)}
         with (
             publishing(path, describe_run(vars(output.args), settings, None)) as staged,
