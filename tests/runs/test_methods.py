@@ -1,6 +1,7 @@
 """baselines.py --method: a user's own method, over the API on loopback."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -453,6 +454,13 @@ def test_invalid_method_files(runs, text, problem):
     (runs.folder / "mine.py").unlink() if text is None else runs.write(text)
     with pytest.raises(UserError, match=rf"--method .*mine.py: .*{problem}"):
         runs.run()
+
+
+def test_a_dry_run_leaves_no_file_of_the_store_open(searching):
+    searching.run("--limit", 3)
+    searching.run("--dry_run")
+    opened = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.exists()]
+    assert [path for path in opened if path.startswith(str(searching.folder))] == []
 
 
 def test_a_dry_run_counts_first_calls(runs, capsys):

@@ -85,6 +85,41 @@ def test_an_outage(runs, kind):
     assert runs.run("--max_retries", 0) == missing and set(runs.answers) == set(IDS)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_one_of_two_servers_is_gone(runs, capsys, both):
+    """Questions that do not need it are answered; if both are gone, the run ends."""
+    runs.write("""
+async def answer(record, ask):
+    said = await ask("Say {question}")
+    if record["id"] in ask.settings["ids"].split():
+        said += await ask("Judge {question}", model="critic")
+    return said
+""")
+    needing, answered = [IDS[0], *IDS[3:7]], []
+
+    def fail(request):
+        earlier = [other["model"] for other in runs.server.requests]
+        is_gone = request["model"] == "other" and earlier.count("other") > 1
+        if is_gone or (both and len(earlier) > 20):
+            return Reply("boom", status=503)
+        answered.append(request)
+        return reply(request)
+
+    runs.server.reply = fail
+    flags = ["--model", "critic=other", "--set", f"ids={' '.join(needing)}", "--max_retries", 0]
+    flags += ["--max_concurrency", 1]
+    runs.run(*flags, code=1)
+    told = capsys.readouterr().err
+    assert told.count("sending no more requests to this model") == 1 + both
+    others = [question_id for question_id in IDS if question_id not in needing[1:]]
+    assert list(runs.answers) == (others[: len(runs.answers)] if both else others)
+    assert [request["model"] for request in runs.server.requests].count(
+        "other"
+    ) == 1 + 3 * 4  # each request is repeated three times
+    runs.server.reply = reply
+    assert runs.run(*flags) == len(IDS) + len(needing) - len(answered) and list(runs.answers) == IDS
+
+
 @every_kind
 def test_an_engine_that_raises(runs, monkeypatch, kind):
     """Like an engine whose process died, or a store on a full disk."""
@@ -279,6 +314,60 @@ async def answer(record, ask):
         runs.write(f"import asyncio\n\nasync def answer(record, ask):\n    return ''.join({texts})\n")
         assert runs.run("--overwrite") == 0
         assert runs.output.read_text() == in_turn
+
+
+# A method that would disturb the run: its question fails, and the others continue
+
+HARM = {
+    "asyncio.current_task().get_loop().stop()": "RuntimeError: a method cannot stop the event loop",
+    "[task.cancel() for task in asyncio.all_tasks()]": "RuntimeError: a method can cancel only its own tasks",
+    "raise GeneratorExit": "GeneratorExit",
+    "raise asyncio.CancelledError": "the method cancelled itself",
+    "await asyncio.to_thread(lambda: asyncio.run(ask('Say it')))": "RuntimeError: ask: called in another event loop",
+    "await ask('Say it', temperature=float('nan'))": "ValueError: ask: temperature is nan; give a number",
+    "await ask('Say it', temperature=float('inf'))": "ValueError: ask: temperature is inf; give a number",
+    "await ask('Say it', stop=['\\ud800'])": r"ValueError: ask: stop is ['\ud800']; give a list of texts",
+    "await ask('Say \\ud800')": "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800'",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_method_cannot_disturb_the_run(runs, capsys, harm):
+    runs.write(f"""
+import asyncio
+
+async def answer(record, ask):
+    said = await ask("Say {{question}}")
+    if record["id"] == {IDS[4]!r}:
+        {harm}
+    await asyncio.sleep(0.01)
+    return said
+""")
+    runs.run(code=1)
+    assert list(runs.answers) == [question_id for question_id in IDS if question_id != IDS[4]]
+    told = capsys.readouterr().err
+    assert HARM[harm] in told and "the method raised an error on 1 record" in told and "Traceback" not in told
+
+
+def test_a_task_that_never_ends_does_not_outlive_the_run(runs):
+    runs.write("""
+import asyncio
+
+tasks = set()
+
+async def beat():
+    while True:
+        try:
+            await asyncio.sleep(0.01)
+        except BaseException:
+            pass
+
+async def answer(record, ask):
+    tasks.add(asyncio.create_task(beat()))
+    return await ask("Say {question}")
+""")
+    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=100, capture_output=True)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
 
 
 # What ask refuses

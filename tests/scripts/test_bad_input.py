@@ -4,6 +4,7 @@ A table lists which commands read which file; every damage is tried on every com
 legal inputs come last: with these, the scripts work.
 """
 
+import functools
 import gc
 import gzip
 import importlib
@@ -344,6 +345,7 @@ RECORD_DAMAGES = [
     ("", ("id",), (MISSING, None, "", "\n\u2028", True, 1.5, [], "\ud800"), "record 1: field 'id' is "),
     ("", ("id",), ("q0",), "records 0 and 1 both have id 'q0'; ids must be unique"),
     ("", ("task",), (None, [], "Quiz"), rf"{RECORD}unknown task "),
+    ("", ("tags",), (functools.reduce(lambda inner, _: [inner], range(600), []),), rf"{RECORD}nested too deeply"),
     ("", ("question",), NO_TEXT, rf"{RECORD}((no )?field 'question'|.*has half)"),
     ("narrative", ("narrative",), NO_TEXT, rf"{RECORD}((no )?field 'narrative'|.*has half)"),
     ("profile", ("profile",), NO_LIST, rf"{RECORD}(no )?field 'profile'"),

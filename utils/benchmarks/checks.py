@@ -34,6 +34,7 @@ _WHOLE = re.compile(r"(-?\d+)\.0*")  # 101.0, as pandas writes whole numbers of 
 _ROUNDED = re.compile(
     r"-?(?:\d+(?:[.,]\d+)?[eE]\+|\d+[.,]\d+[eE])\d+"
 )  # 1.23457E+17, as a spreadsheet writes a long number
+DEEPEST = 500  # levels; Python's json reads about 990, fewer where it is called from many functions
 MOST_EXACT = 2**53  # a float holds every whole number up to this one
 
 
@@ -130,11 +131,17 @@ def is_unicode(text: str) -> bool:
 
 def check_json(record: dict[str, Any], where: str) -> None:
     """Raise UserError unless a record, whose unknown fields are kept, can be written as JSON again."""
+    level: list[Any] = [record]
+    depth = 0
+    while level:
+        if depth == DEEPEST:
+            raise UserError(f"{where}: nested too deeply (more than {DEEPEST} levels)")
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        depth += 1
     try:
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise UserError(f"{where}: has half a character (a lone surrogate), which UTF-8 cannot encode") from None
     except ValueError:
         raise UserError(f"{where}: has NaN or an infinite number, which JSON does not allow") from None
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply") from None

@@ -15,7 +15,7 @@ from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
-from utils.runs.runner import Run, Servers, make_pieces
+from utils.runs.runner import Run, Servers, make_pieces, open_for
 from utils.runs.stage import Stage, models_of
 from utils.runs.trace import check_trace, has_trace
 
@@ -37,9 +37,12 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         KeyboardInterrupt: SIGINT or SIGTERM was received. Completions received until then are in the store.
     """
     left = unfinished(stages, args)
-    if args.dry_run:
-        return count_requests(stages, left, args)
     running = to_run(stages, left)
+    if args.dry_run:
+        with ExitStack() as opened:
+            for stage in running:
+                opened.enter_context(open_for(stage))
+            return count_requests(stages, running, args)
     for output in (output for stage in stages for output in stage.outputs if output.finished):
         output.report_finished()
     if not left:
@@ -96,6 +99,8 @@ def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
     folders = [model.completions.store.folder for model in stage.models.values()]
     if args.overwrite or args.cached_only or not folders or any(folder.exists() for folder in folders):
         return
+    if stage.after is not None and not is_finished(stage.after):  # its output may prove to be finished
+        return
     for output in stage.outputs:
         made = None if output.finished or output.is_shard else manifest_of(output.path)
         if made is not None and made.get("tokens", {}).get("prompt_tokens") != 0:
@@ -117,10 +122,9 @@ def has_pieces(stage: Stage) -> bool:
     return any(output.pieces for output in stage.outputs)
 
 
-def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:
+def count_requests(stages: Sequence[Stage], running: Sequence[Stage], args: Arguments) -> int:
     """Print what the stages would still request (--dry_run); return the exit code, which is 1 if a method raised."""
     servers, rows, incomplete, codes = Servers(), [], [], [0]
-    running = to_run(stages, left)
     for stage in stages:
         paths = [output.path for output in stage.outputs]
         if stage not in running:

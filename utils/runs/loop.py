@@ -1,6 +1,7 @@
-"""An event loop that can be closed while tasks ignore their cancellation, and that tells a method's tasks apart."""
+"""An event loop that a user's method can neither stop nor keep from closing, and that tells a method's tasks apart."""
 
 import asyncio
+import ctypes
 import hashlib
 import json
 from collections import Counter
@@ -17,10 +18,11 @@ class Branch:
         path: what tells the task from others, the same in every run: of each task from the method's to this one, a hash
             of its function and arguments, and its number among tasks of the same parent that have the same hash. The
             order alone would not do, because asyncio.as_completed makes tasks in any order.
+        root: the branch of the method's own task.
     """
 
-    def __init__(self, path: tuple[str | int, ...] = (), place: tuple[int, ...] = ()):
-        self.path, self._place, self._number = path, place, 0
+    def __init__(self, path: tuple[str | int, ...] = (), place: tuple[int, ...] = (), root: "Branch | None" = None):
+        self.path, self.root, self._place, self._number = path, root or self, place, 0
         self._same = Counter[str]()
 
     def next_place(self) -> tuple[int, ...]:
@@ -35,7 +37,7 @@ class Branch:
             given = json.dumps(frame.f_locals if frame else {}, default=_type_name, skipkeys=True, sort_keys=True)
         digest = hashlib.sha256(f"{getattr(work, '__qualname__', '')} {given}".encode()).hexdigest()[:16]
         self._same[digest] += 1
-        return Branch((*self.path, digest, self._same[digest]), self.next_place())
+        return Branch((*self.path, digest, self._same[digest]), self.next_place(), self.root)
 
 
 def _type_name(value: Any) -> str:
@@ -43,6 +45,28 @@ def _type_name(value: Any) -> str:
 
 
 BRANCH: ContextVar[Branch | None] = ContextVar("branch", default=None)  # of the running task
+
+
+class _Task(asyncio.Task):
+    """A task that a method cannot cancel unless it is the method's own.
+
+    `root` is the branch of the method's own task, and None for other tasks.
+    """
+
+    root: Branch | None = None
+
+    def cancel(self, msg: Any = None) -> bool:
+        by = BRANCH.get()
+        if by is not None and by.root is not self.root:
+            raise RuntimeError("a method can cancel only its own tasks")
+        return super().cancel(msg)
+
+
+def begin_branch() -> None:
+    """Begin the branch of a method's own task, which is the running one."""
+    branch = Branch()
+    BRANCH.set(branch)
+    asyncio.current_task().root = branch
 
 
 def _make_task(
@@ -54,9 +78,19 @@ def _make_task(
     it, as if that task awaited it.
     """
     context = context or copy_context()
-    if (branch := BRANCH.get()) is not None and not getattr(work, "__qualname__", "").startswith("Ask."):
-        context.run(BRANCH.set, branch.of_task(work))
-    return asyncio.Task(work, loop=loop, context=context, **more)
+    task = _Task(work, loop=loop, context=context, **more)
+    if (branch := BRANCH.get()) is not None:
+        task.root = branch.root
+        if not getattr(work, "__qualname__", "").startswith("Ask."):
+            context.run(BRANCH.set, branch.of_task(work))
+    return task
+
+
+class _EventLoop(asyncio.SelectorEventLoop):
+    def stop(self) -> None:
+        if BRANCH.get() is not None:
+            raise RuntimeError("a method cannot stop the event loop")
+        super().stop()
 
 
 class Loop:
@@ -66,7 +100,7 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._runner, self._task = asyncio.Runner(), None
+        self._runner, self._task = asyncio.Runner(loop_factory=_EventLoop), None
         self._runner.get_loop().set_exception_handler(self._report)
         self._runner.get_loop().set_task_factory(_make_task)
 
@@ -90,4 +124,7 @@ class Loop:
             with suppress(asyncio.CancelledError, SystemExit):
                 loop.run_until_complete(self._task)
         loop.run_until_complete(loop.shutdown_default_executor())
+        for task in asyncio.all_tasks(loop):
+            # Never destroyed: a coroutine with a bare `except` in a loop would then run forever.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         loop.close()

@@ -30,7 +30,7 @@ from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import was_cut
 from utils.parsing import writable
 from utils.runs.ask import Ask
-from utils.runs.loop import BRANCH, Branch
+from utils.runs.loop import begin_branch
 from utils.runs.publishing import sum_calls
 from utils.runs.steps import MethodError
 
@@ -98,14 +98,14 @@ class Method:
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
         """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
-        BRANCH.set(Branch())  # in this record's task
+        begin_branch()
         try:
             value = await self.answer(Question(record, task, shown), ask)
             if not isinstance(value, str | None):
                 raise TypeError(f"answer returned {type(value).__name__}, not a text or None")
         except SystemExit:
             raise UserError("the method called sys.exit; return None if there is no answer") from None
-        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        except (asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:
             if ask.ended is not None:  # the record's run is over and the method is being closed: nobody reads the error

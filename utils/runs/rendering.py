@@ -4,10 +4,11 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
-from utils.benchmarks.checks import Record
+from utils.benchmarks.checks import Record, is_unicode
 from utils.benchmarks.metric import Parser
 from utils.benchmarks.task import Task, Variant
 from utils.files.output import Key
@@ -115,10 +116,11 @@ def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:
         ("max_tokens", overrides.get("max_tokens", 1), int),
         ("temperature", overrides.get("temperature", 0), float | int),
     ):
-        if not isinstance(value, kinds) or value < (flag == "max_tokens"):
+        if not isinstance(value, kinds) or not (flag == "max_tokens") <= value < inf:  # also not NaN
             raise ValueError(f"ask: {flag} is {value!r}; give a number")
     stop = overrides.get("stop", ["text"])
-    if not isinstance(stop, list | tuple) or not stop or not all(isinstance(text, str) and text for text in stop):
+    is_list = isinstance(stop, list | tuple) and len(stop) > 0
+    if not is_list or not all(isinstance(text, str) and text and is_unicode(text) for text in stop):
         raise ValueError(f"ask: stop is {stop!r}; give a list of texts")
     if inspect.iscoroutinefunction(parse):
         raise ValueError("ask: parse is async; give a plain function of the text")

@@ -7,8 +7,8 @@ open, the record runs again from its beginning; by then, the results of all its 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,11 +44,8 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
     models, servers = models_of(stages), Servers()
     runs = [Run(stage, args, servers, is_inner) for stage in stages]
     with ExitStack() as closes:
-        for model in models.values() if not is_inner else ():
-            closes.callback(model.completions.store.close)
-        for stage in stages:
-            if stage.search is not None:
-                closes.callback(stage.search.close)
+        for stage in stages if not is_inner else ():
+            closes.enter_context(open_for(stage))
         loop = closes.enter_context(closing(Loop()))
         left = loop.run(_advance(runs, {}))
         while left:
@@ -61,6 +58,18 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
             if left and left[0].awaits() in engines:
                 raise NotedError
     return runs
+
+
+@contextmanager
+def open_for(stage: Stage) -> Iterator[None]:
+    """Close the stores and the search of a stage at the end; they are opened when they are needed."""
+    try:
+        yield
+    finally:
+        for model in stage.models.values():
+            model.completions.store.close()
+        if stage.search is not None:
+            stage.search.close()
 
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
@@ -134,7 +143,6 @@ class Run:
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
         self._in_a_row = Counter[str]()  # by role: records that the server failed to answer since its last answer
         self._problems: dict[str, str] = {}  # by role: the last problem with its server
-        self._out: str | None = None  # a role whose server counts as gone: no further record begins in this pass
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
@@ -192,29 +200,25 @@ class Run:
         self._begin_pass()
         self._needs.clear()
         self._is_dry = is_dry
-        problem = next((self._servers.gone[role] for role in self.stage.models if role in self._servers.gone), None)
-        if problem is not None:
-            engines = {}
         requested = {role: model.completions.requested for role, model in self.stage.models.items()}
         num_stored = self._num_stored()
         stage_engines = [engine for role, engine in engines.items() if role in self.stage.models]
         concurrency = max((engine.concurrency for engine in stage_engines), default=AT_ONCE)
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
-        left, untried = {}, {}  # records that need another engine, and records that were not begun
+        left: dict[Key, Any] = {}  # records that need another engine, or were not begun
         args, stage = self._args, self.stage
         around = Surroundings(
-            stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call, stage.search,
-            bool(self._traces),
+            stage.task, stage.models, engines, self._servers.gone, self._prompts, args, Room(), self._count_call,
+            stage.search, bool(self._traces),
         )  # fmt: skip
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
-        may_stop = only_model and not (stage_engines or is_dry or problem or only_model.completions.cached_only)
+        may_stop = only_model and not (stage_engines or is_dry or only_model.completions.cached_only)
 
         async def work() -> None:
-            for key, record in waiting:
-                self._out = self._out or next((role for role in self._in_a_row if self._in_a_row[role] >= most), None)
-                if self._error is not None or self._out or (may_stop and self._needs):
-                    untried[key] = record
+            while not (self._error is not None or self._is_over(most) or (may_stop and self._needs)):
+                key, record = next(waiting, (None, None))
+                if key is None:
                     return
                 if await self._one(key, record, around):
                     self._show(failed=self._num_unusable)
@@ -231,41 +235,41 @@ class Run:
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
             raise self._error
-        untried.update(waiting)
+        left.update(waiting)
         for role, model in self.stage.models.items():
             if role in engines and model.completions.requested > requested[role]:
                 self._devices[engines[role].device] = None
         self._requested += self._num_stored() - num_stored
-        left, untried = self._note_outage(left, untried, problem)
-        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
+        self._refuse_unanswered()
+        gone, models = self._servers.gone, self.stage.models
+        any_role = next(iter(models), None) if gone.keys() >= models.keys() else None  # for records that were not begun
+        for key in left:
+            if (role := self._needs.get(key, any_role)) in gone:
+                self.missing[key] = gone[role]
+        self.left = {key: record for key, record in self.left.items() if key in left and key not in self.missing}
 
-    def _note_outage(
-        self, left: dict[Key, Any], untried: dict[Key, Any], problem: str | None
-    ) -> tuple[dict[Key, Any], dict[Key, Any]]:
-        """Return the records of a pass that can still be run; the others are missing.
+    def _is_over(self, most: int) -> bool:
+        """Return whether to begin no further record in this pass, and note each server that no longer answers.
 
-        Args:
-            left: records that need another engine.
-            untried: records that were not begun.
-            problem: the problem with a server that was gone before the pass; None if there was none.
-
-        UserError if the server has never answered.
+        Records that need such a server are missing; those that do not need it continue. A server that has never
+        answered ends the pass.
         """
-        if problem is not None:
-            self.missing |= dict.fromkeys(left | untried, problem)
-            return {}, {}
+        for role, number in self._in_a_row.items():
+            if number >= most and role not in self._servers.gone:
+                if role not in self._servers.answered:
+                    return True
+                self._servers.gone[role] = self._problems[role]
+                effect = "the server no longer answers; sending no more requests to this model"
+                print(f"note: {self._problems[role]}; {effect}", file=sys.stderr)
+        return bool(self.stage.models) and self._servers.gone.keys() >= self.stage.models.keys()
+
+    def _refuse_unanswered(self) -> None:
+        """Raise UserError if a server has never answered."""
         if never := [role for role in self._problems if role not in self._servers.answered]:
             # A wrong address is more likely than an outage.
             tries = max(model.policy.max_retries for model in self.stage.models.values()) + 1
             again = f"tried {tries} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{self._problems[never[0]]}\n  {again}")
-        if self._out is None:
-            return left, untried
-        problem = self._servers.gone[self._out] = self._problems[self._out]
-        effect = "the server no longer answers; sending no more requests to this model"
-        print(f"note: {problem}; {effect}", file=sys.stderr)
-        self.missing |= dict.fromkeys(untried, problem)
-        return left, {}
 
     def _count_call(self, role: str) -> None:
         """Count a call that has its result, and note that the role's server answers."""

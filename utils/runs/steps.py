@@ -74,6 +74,7 @@ class Surroundings:
     task: Task
     models: Mapping[str, Model]  # by role; the first is the default
     engines: Mapping[str, Engine]  # the open ones, by role
+    gone: Mapping[str, str]  # role whose server no longer answers -> the problem
     prompts: Prompts
     args: Arguments
     room: Room
@@ -167,7 +168,8 @@ class Steps:
         await self._around.room.wait()
         await self._unless_over()
         call = make()
-        task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
+        engine = None if role in self._around.gone else self._around.engines.get(role)
+        task = asyncio.create_task(answer_call(engine, self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
@@ -236,6 +238,8 @@ class Steps:
         return False
 
     async def _unless_over(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
         # Always the first step: a loop with a bare `except` around a refused call would spin.
         if self.ended is not None or self._is_over:
             await self._never()
