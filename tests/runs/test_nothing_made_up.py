@@ -349,6 +349,21 @@ async def answer(record, ask):
     assert HARM[harm] in told and "the method raised an error on 1 record" in told and "Traceback" not in told
 
 
+def test_a_signal_that_arrives_in_the_methods_code_ends_the_run(runs):
+    """It cancels the run's own tasks, which the method itself could not."""
+    runs.write("""
+import signal
+
+async def answer(record, ask):
+    await ask("Say {question}")
+    signal.raise_signal(signal.SIGTERM)
+""")
+    command = [sys.executable, "baselines.py", *runs.flags()]
+    done = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True)
+    assert done.returncode == 130 and "Traceback" not in done.stderr and "RuntimeError" not in done.stderr
+    assert done.stderr.endswith("interrupted; finished work is kept, run the same command again to resume\n")
+
+
 def test_a_task_that_never_ends_does_not_outlive_the_run(runs):
     runs.write("""
 import asyncio

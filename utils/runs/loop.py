@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -56,6 +57,9 @@ class _Task(asyncio.Task):
     root: Branch | None = None
 
     def cancel(self, msg: Any = None) -> bool:
+        if sys._getframe(1).f_globals.get("__name__") == asyncio.Runner.__module__:
+            # Ctrl-C, which asyncio.Runner turns into this call, arrives in whatever task is running.
+            return Context().run(super().cancel, msg)
         by = BRANCH.get()
         if by is not None and by.root is not self.root:
             raise RuntimeError("a method can cancel only its own tasks")
