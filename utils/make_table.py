@@ -112,11 +112,12 @@ def build_parser() -> cli.FlagParser:
         help="a method and the rows of its seeds: adds a table with their mean and standard deviation, with --baseline "
         "also tests of each question's mean over the seeds; once per method (off; not in csv)")
     add("--paper", metavar="MODEL",
-        help="add the paper's numbers for this model, and differences, to rows with the paper's names; the paper's "
-        "other rows follow below (default: none)")
+        help="add the paper's numbers for this model, and differences, to rows with the paper's names; for a model "
+        "that is not the systems', such as LaMP's FlanT5-base, also the paper's other rows (default: none)")
     add("--paper_table", default="2", metavar="TABLE",
-        help="the paper's table: for LaMP-QA 2 (test) or 3 (validation); for LaMP user or time; for LongLaMP user or "
-        "temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open or 128k open (%(default)s)")
+        help="the paper's table: for LaMP-QA 2 (test), 3 (validation) or beyond (later methods, test); for LaMP user "
+        "or time; for LongLaMP user or temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open "
+        "or 128k open (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add_board_arguments(parser)
     parser.without_effect("--groups", lambda args: args.paper, "with --paper, whose columns are the paper's")

@@ -12,7 +12,7 @@ import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
-from utils.make_table import main
+from utils.make_table import build_parser, main
 from utils.tables.score_table import Row, best_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -493,9 +493,35 @@ class TestPaper:
             "0.6667 (0.5240†, +0.1427)",  # 2/3 - 0.5240
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
-        title = "the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers"
-        assert notes[0] == f"- Beside each mean: {title}, and the difference from it."
+        title = "its Table 2 (test set), Qwen 2.5 7B, with its own daggers"
+        assert notes[0] == f"- Beside each mean that the paper has too: {title}, and the difference from it."
         assert len(notes) == 2  # and the wordings
+
+    def test_only_numbers_that_are_shown_have_notes(self, score_file, capsys):
+        """Beside categories of one's own, the paper's average, daggers and misprints of other columns are not shown."""
+        file, row = score_file("a.json", *scored("law", 1.0), *scored("ice", 0.5)), "RAG (random profile)"
+        rows, notes = table(capsys, "--system", row, file, "--paper", "Qwen 2.5 7B")
+        assert rows[row][:4] == ["1.0000 (0.4037, +0.5963)", "0.5000", "0.7500", "0.7500"]
+        first = (
+            "Beside each mean that the paper has too: its Table 2 (test set), Qwen 2.5 7B, and the difference from it."
+        )
+        assert notes[0] == f"- {first}"
+        assert len(notes) == 2 and "misprint" not in notes[1] and "copy of the other" not in notes[1]
+
+    def test_own_categories_alone_have_no_numbers_of_the_paper(self, score_file):
+        for names, columns in (("ice", "ice, All questions"), (None, "All questions")):
+            file = score_file("a.json", *scored(names, 1.0, 0.5))
+            assert refusal("--system", "PlanPers", file, "--paper", "Qwen 2.5 7B") == (
+                f"--paper: the paper has no numbers for the columns {columns}; leave the flag out"
+            )
+
+    def test_the_later_methods_table_is_named(self, three, capsys):
+        file = three("a.json", BASE, UNSURE, BETTER)
+        rows, _ = table(capsys, "--system", "VAC", file, "--paper", "Qwen 2.5 7B", "--paper_table", "beyond")
+        assert rows["VAC"][0] == "0.2500 (0.3454, −0.0954)"
+        helps = " ".join(build_parser().format_help().split())
+        assert "2 (test), 3 (validation) or beyond (later methods, test)" in helps
+        assert "for a model that is not the systems', such as LaMP's FlanT5-base, also the paper's other rows" in helps
 
 
 class TestForms:

@@ -289,7 +289,9 @@ def _describe_pairs(comparison: Comparison) -> str:
 def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
     with_daggers = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
-    yield f"Beside each mean: the paper's {paper.title}{with_daggers}, and the difference from it."
+    yield f"Beside each mean that the paper has too: its {paper.title}{with_daggers}, and the difference from it."
+    if paper.other_rule:
+        yield f"The paper's numbers are by another rule: {paper.other_rule}"
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:
