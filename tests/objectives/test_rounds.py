@@ -576,6 +576,25 @@ def test_a_steps_loss_stands_beside_its_number(folder, sampled, tmp_path, capsys
     )
 
 
+def test_a_steps_loss_is_its_sum_over_the_mean_number_of_tokens_per_step(folder, sampled, tmp_path, monkeypatch):
+    """As the figure's axis says. By hand: without learning every ratio is 1, so a token's loss is -advantage."""
+    batches = []
+
+    def collate(pairs, pad, original=ScoreTrainer.collate):
+        batches.append([example for example, _ in pairs])
+        return original(pairs, pad)
+
+    monkeypatch.setattr(ScoreTrainer, "collate", staticmethod(collate))
+    flags = [*LEARNING, "--learning_rate", 1e-12, "--per_device_train_batch_size", 8, "--role", "other"]
+    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "out", *sampled, *flags)
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    sums = [-sum(example.advantage * len(example.target) for example in batch) for batch in batches]
+    tokens = [sum(len(example.target) for example in batch) for batch in batches]
+    assert len(losses) == len(batches) > 2 and len({*tokens}) > 1
+    assert losses == pytest.approx([value / (sum(tokens) / len(tokens)) for value in sums], abs=1e-3)
+    assert losses != pytest.approx([value / count for value, count in zip(sums, tokens, strict=True)], abs=1e-3)
+
+
 @pytest.mark.parametrize("kills", [[0], [3], [2, 4]])
 def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monkeypatch, kills):
     """The ratio's denominators are those before the first step, also after a checkpoint was read."""
