@@ -109,6 +109,9 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))])
     second = capsys.readouterr().out.partition("\n| Over seeds | ")[2]
     assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
+    lines, _ = csv_table(capsys, *rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3)))
+    figures = [lines[-1][f"{ARTS}{what}"] for what in ("", ": standard deviation over seeds")]
+    assert list(map(float, figures)) == pytest.approx([7 / 12, math.sqrt(7 / 48)])
     assert "--seeds 'M': no --system has the name 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
     assert "--seeds 'M': give two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
     twice = "--seeds 'M': give two or more different rows"
@@ -174,8 +177,14 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
     assert "Tests here compare each question's mean over a method's seeds; those above compare single seeds." in second
     assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
-    _, notes = csv_table(capsys, *words)  # which has no table over seeds
-    assert "seeds" not in notes.lower() and notes.count("t-test") == 1
+    lines, notes = csv_table(capsys, *words)
+    assert [(line["System"], line["Seeds"]) for line in lines[-2:]] == [("A", "2"), ("B", "2")]
+    assert [line["Seeds"] for line in lines[:-2]] == [""] * 4
+    of_seeds = {name.removeprefix("Average (macro)"): value for name, value in lines[-1].items() if value}
+    assert float(of_seeds[""]) == pytest.approx(2 / 3)
+    assert float(of_seeds[": standard deviation over seeds"]) == pytest.approx(0, abs=1e-9)
+    assert float(lines[-1][f"{ARTS}: t-test p against A"]) == pytest.approx(P_OF_THREE)
+    assert "over a method's n seeds." in notes and notes.count("t-test p") == 2 and "†" not in notes
     main([*words[:14], *words[15:]])  # a method is not compared with its own row
     third = capsys.readouterr().out.partition("| Over seeds | ")[2]
     assert "| A | 0.2500 ± 0.0000 | " in third and "†: better than A (" in third and "for 4 comparisons" in third

@@ -96,7 +96,7 @@ def expected_means(study, categories, columns, name, number=0):
 def test_tables(study, capsys):
     files, categories, columns = study
     flags = files.systems("--baseline", "A", "--holm", "--intervals")
-    flags += ["--system", "B, seed 1", files.scores["B"][1], "--seeds", "B", "B", "B, seed 1"]
+    flags += ["--system", "B, seed 1", files.scores["B"][1], "--seeds", "M", "B", "B, seed 1"]
     assert make_table.main([*flags, "--format", "csv"]) == 0
     rows = {row["System"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
     for name in ("A", "B"):
@@ -104,6 +104,9 @@ def test_tables(study, capsys):
         for column, value in shown.items():
             assert float(rows[name][column]) == pytest.approx(value), column
         assert int(rows[name]["Questions"]) == NUMBER
+    seeds = [expected_means(files, categories, columns, "B", number) for number in range(2)]
+    for column in seeds[0]:
+        assert float(rows["M"][column]) == pytest.approx(mean(means[column] for means in seeds)), column
     for form in ("markdown", "latex"):
         assert make_table.main([*flags, "--format", form]) == 0
         printed = capsys.readouterr().out
