@@ -1,7 +1,7 @@
 """Everything in baselines.py except its method: questions, model, and response files."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -21,7 +21,7 @@ from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import Needs, read_questions, select_questions
-from utils.records.responses import collect_responses, count_responses
+from utils.records.responses import WITHOUT_PROFILE, collect_responses, count_responses
 from utils.runs.ask import Ask
 from utils.runs.stage import Stage
 
@@ -146,14 +146,26 @@ def stage_of_answers(
         method,
         [output],
         {"generator": model},
-        partial(count_answers, task),
+        partial(count_answers, task, without_profile=questions_without_profile(args, dataset)),
         is_replayed=args.trace,
     )
 
 
-def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]:
+def questions_without_profile(args: Arguments, dataset: Dataset) -> set[str]:
+    """Return the ids of the questions that --rag answers without any post, because the asker has none."""
+    if not args.rag or args.num_contexts == 0:
+        return set()
+    return {record["id"] for record in dataset.records if not record["profile"]}
+
+
+def count_answers(
+    task: Task, responses: Responses, _: Pieces, without_profile: Set[str] = frozenset()
+) -> dict[str, int]:
+    """Count answers for the manifest; those to questions in `without_profile` by themselves, if there are any."""
     outputs = chain.from_iterable(responses.values())
-    return count_responses(responses, task.item_words) | task.count_outputs(outputs)
+    bare = sum(output["output"] is not None for key in responses.keys() & without_profile for output in responses[key])
+    more = {WITHOUT_PROFILE: bare} if bare else {}
+    return count_responses(responses, task.item_words) | task.count_outputs(outputs) | more
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
