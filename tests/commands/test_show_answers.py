@@ -48,14 +48,6 @@ def test_answers_are_shown_without_scores_and_by_id(files, capsys):
         show_answers.main([*files[:4], "--ids", "3"])
 
 
-@pytest.mark.parametrize(("words", "problem"), [(["--worst"], "without --score_addr"), (["--ids", "1"], "with --ids")])
-def test_flags_without_effect_are_refused(files, capsys, words, problem):
-    more = ["--num_questions", "2"] if "--ids" in words else []
-    with pytest.raises(SystemExit) as ended:
-        show_answers.main([*files[:4], *words, *more])
-    assert ended.value.code == 2 and problem in capsys.readouterr().err
-
-
 def test_the_worst_answers_come_first(files, capsys):
     """Of equal scores the first in the file; unscored ones are last."""
     inputs, answers, scores = (json.loads(Path(files[place]).read_text()) for place in (1, 3, 5))
