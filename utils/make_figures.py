@@ -273,6 +273,8 @@ def training_figure(folder: str) -> "Figure":
         panels[number].set_ylim(*limits)
     panels[0].legend(frameon=False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    if len(steps := {step for values in log.values() for step in values}) == 1:
+        panels[-1].set_xticks([*steps])  # else the axis has fractions of a step
     panels[-1].set_xlabel("training step")
     return figure
 

@@ -180,7 +180,9 @@ def test_a_single_step_has_a_marker(steps, tmp_path):
     fields = ["loss", "eval_loss", "rewards/margins", "rewards/accuracies"]
     entries = [{"step": step, **dict.fromkeys(fields, 0.5)} for step in range(1, steps + 1)]
     (tmp_path / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    lines = [line for panel in training_figure(str(tmp_path)).axes for line in panel.lines]
+    panels = training_figure(str(tmp_path)).axes
+    lines = [line for panel in panels for line in panel.lines]
+    assert all(tick == int(tick) for tick in panels[-1].get_xticks())
     assert [line.get_marker() != "None" for line in lines] == [steps == 1, True, steps == 1, steps == 1]
 
 
