@@ -30,7 +30,7 @@ def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
 
     The shell finds no programs, so a block that would run another one fails here.
     """
-    block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
+    block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block, flags=re.MULTILINE)
     script = f"{variables}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
     done = subprocess.run(
         ["/bin/sh", "-eu", "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""}
@@ -54,6 +54,13 @@ def test_the_script_accepts_the_command(command):
             continue
         if arguments != ["--help"]:
             parser_of(script).parse_args(arguments)
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda command: " ".join(command.split()[1:4]))
+def test_a_repeated_block_gives_the_same_commands(block):
+    """A variable that is set from itself must not grow, as in OUT=$OUT/own."""
+    once = commands_of(block)
+    assert commands_of(f"{block}\n{block}") == once * 2
 
 
 @pytest.mark.parametrize(("demo", "least"), [("demo_lamp", 21), ("demo_personamem", 8)])

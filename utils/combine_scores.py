@@ -41,7 +41,8 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", nargs="+", required=True, metavar="FILE", help="output files, one per response file")
     add("--score", type=float, default=1.0, metavar="WEIGHT", help="weight of the score (%(default)s)")
     add("--contrast", type=float, default=0.0, metavar="WEIGHT",
-        help="weight of ROUGE-L between the response and the one in --contrast_addr, 0 to 1 (%(default)s)")
+        help="weight of ROUGE-L (0 to 1, without IAP's stemming) between the response and the one in --contrast_addr "
+        "(%(default)s)")
     add("--contrast_addr", metavar="FILE", help="responses to compare with, such as those of the untrained model")
     add("--length", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
     add("--length_note", metavar="NAME",

@@ -73,7 +73,7 @@ CURVES = {
 LOSSES = {  # the loss's axis label, by --objective; a planner has none
     "dpo": "DPO loss per pair (nats)",
     "distill": "KL divergence per sampled token (nats)",
-    "grpo": "GRPO loss per token",
+    "grpo": "GRPO loss of a step\n(sum / mean tokens per step)",  # a step with more tokens than the others counts more
 }
 LARGEST = 1e30  # far beyond any loss, and small enough for an axis
 
@@ -266,12 +266,15 @@ def training_figure(folder: str) -> "Figure":
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for name, values in log.items():
         number, axis, limits, style = CURVES[name]
-        panels[number].plot(list(values), list(values.values()), **style)
+        dot = {"marker": "."} if len(values) == 1 else {}  # a line through one point shows nothing
+        panels[number].plot(list(values), list(values.values()), **{**dot, **style})
         panels[number].set_ylabel(axis or LOSSES.get(objective, "cross-entropy per target token (nats)"))
         tidy(panels[number], "both")
         panels[number].set_ylim(*limits)
     panels[0].legend(frameon=False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
+    if len(steps := {step for values in log.values() for step in values}) == 1:
+        panels[-1].set_xticks([*steps])  # else the axis has fractions of a step
     panels[-1].set_xlabel("training step")
     return figure
 

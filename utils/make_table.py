@@ -62,13 +62,12 @@ def main(argv: list[str] | None = None) -> int:
         paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, first.rows, shown)
     comparisons = compare(boards, args.baseline, args.intervals, args.holm)
     tables = make_tables(args, boards, comparisons, paper)
-    if seeds and args.format != "csv":
-        over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if args.baseline else []
-        tables.append(score_table.seeds_table(boards, seeds, over_seeds))
+    over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if seeds and args.baseline else []
+    tables += [score_table.seeds_table(boards, seeds, over_seeds, args.format != "csv")] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and comparisons else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, comparisons, paper))
+        text = to_csv(score_table.csv_rows(boards, comparisons, paper, seeds, over_seeds))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -110,13 +109,15 @@ def build_parser() -> cli.FlagParser:
         "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
         help="a method and the rows of its seeds: adds a table with their mean and standard deviation, with --baseline "
-        "also tests of each question's mean over the seeds; once per method (off; not in csv)")
+        "also tests of each question's mean over the seeds; in csv more rows, with a number in the column Seeds; once "
+        "per method (off)")
     add("--paper", metavar="MODEL",
-        help="add the paper's numbers for this model, and differences, to rows with the paper's names; the paper's "
-        "other rows follow below (default: none)")
+        help="add the paper's numbers for this model, and differences, to rows with the paper's names; for a model "
+        "that is not the systems', such as LaMP's FlanT5-base, also the paper's other rows (default: none)")
     add("--paper_table", default="2", metavar="TABLE",
-        help="the paper's table: for LaMP-QA 2 (test) or 3 (validation); for LaMP user or time; for LongLaMP user or "
-        "temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open or 128k open (%(default)s)")
+        help="the paper's table: for LaMP-QA 2 (test), 3 (validation) or beyond (later methods, test); for LaMP user "
+        "or time; for LongLaMP user or temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open "
+        "or 128k open (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add_board_arguments(parser)
     parser.without_effect("--groups", lambda args: args.paper, "with --paper, whose columns are the paper's")

@@ -1,40 +1,46 @@
-"""Print some answers with the verdict on each aspect, and with their calls and searches if the run was traced.
+"""Print some answers, with the verdict on each aspect if scores are given, and with the calls of a traced run.
 
-python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
+python utils/show_answers.py --inputs_addr test.json --response_addr rag.json
+python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json --worst
+python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --ids 101 102
 """
 
-import argparse
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import task_of
-from utils.cli.errors import UserError, printable, quote
+from utils.cli.errors import UserError, first_five, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses, refuse_other_questions
-from utils.records.scores import read_scores, refuse_scores_of_others
+from utils.records.scores import Entry, metric_behind, read_scores, refuse_scores_of_others
 from utils.runs.trace import read_turns
 from utils.scoring.aspects import in_words
 
 WIDTH = 100  # characters per line
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
     add("--response_addr", required=True, metavar="FILE", help="responses of one system")
-    add("--score_addr", required=True, metavar="FILE", help="scores of these responses by evaluate_responses.py")
-    add(
-        "--num_questions",
-        type=cli.positive_int,
-        default=3,
-        help="number of questions to print, from the first (%(default)s)",
-    )
+    add("--score_addr", metavar="FILE",
+        help="scores of these responses by evaluate_responses.py (default: show no scores)")
+    add("--ids", nargs="+", metavar="ID", help="questions to print, by id (default: the first --num_questions)")
+    add("--worst", action="store_true",
+        help="begin with the worst score, of equal ones with the first in the file; unscored answers come last (off: "
+        "the file's order)")
+    add("--num_questions", type=cli.positive_int, default=3,
+        help="number of questions to print, from the first (%(default)s)")
+    # fmt: on
+    parser.without_effect("--worst", lambda args: args.score_addr is None, "without --score_addr", "give --score_addr")
+    parser.without_effect("--worst", lambda args: args.ids, "with --ids, which are printed in the given order")
+    parser.without_effect("--num_questions", lambda args: args.ids, "with --ids, which are all printed")
     return parser
 
 
@@ -44,29 +50,44 @@ def main(argv: list[str] | None = None) -> int:
     questions = {record["id"]: record["question"] for record in records}
     responses = read_responses(args.response_addr, task_of(args.inputs_addr, records))
     refuse_other_questions(args.response_addr, responses, records)
-    refuse_scores_of_others(args.score_addr, [args.response_addr])
-    entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
-    for entry in entries:
-        if entry["id"] not in questions or entry["id"] not in responses:
-            raise UserError(f"{args.score_addr}: id {quote(entry['id'])} is missing from the dataset or the responses")
+    entries = dict.fromkeys(responses) if args.score_addr is None else read_entries(args)
+    source = args.score_addr or args.response_addr
+    if unknown := [question_id for question_id in args.ids or () if question_id not in entries]:
+        raise UserError(f"--ids: not in {source}: {first_five(unknown)}")
     turns = read_turns(args.response_addr)
-    for entry in entries:
-        print(describe_answer(questions[entry["id"]], responses[entry["id"]][0]["output"], entry))
-        if entry["id"] in turns:
-            print(textwrap.indent(printable(turns[entry["id"]]), "    ") + "\n")
+    for question_id in args.ids or list(entries)[: args.num_questions]:
+        if question_id not in questions or question_id not in responses:
+            raise UserError(f"{source}: id {quote(question_id)} is missing from the dataset or the responses")
+        print(describe_answer(questions, question_id, responses[question_id][0]["output"], entries[question_id]))
+        if question_id in turns:
+            print(textwrap.indent(printable(turns[question_id]), "    ") + "\n")
     return 0
 
 
-def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
-    """Return a question with its answer, score and verdicts on aspects, the answer wrapped at `WIDTH` characters."""
-    lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
+def read_entries(args: cli.Arguments) -> dict[str, Entry]:
+    """Return the scored questions by id; with --worst the worst ones first."""
+    refuse_scores_of_others(args.score_addr, [args.response_addr])
+    scores = read_scores(args.score_addr)
+    sign = -1 if metric_behind(scores).lower_is_better else 1
+
+    def place(entry: Entry) -> tuple[bool, float]:
+        return entry["score"] is None, sign * (entry["score"] or 0)
+
+    entries = scores["per_question_scores"]
+    return {entry["id"]: entry for entry in (sorted(entries, key=place) if args.worst else entries)}
+
+
+def describe_answer(questions: dict[str, str], question_id: str, answer: str | None, entry: Entry | None) -> str:
+    """Return a question with its answer, wrapped at `WIDTH` characters, and its score and verdicts if it has any."""
+    lines = [f"{printable(questions[question_id])}  [{printable(question_id)}]", ""]
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]
-    score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
-    lines += ["", f"  score {score}{'' if entry['answered'] else ' (no answer)'}"]
-    for detail in entry["details"]:
-        if "aspect" in detail:
-            lines.append(f"    {in_words(detail['score']):<14} {printable(detail['aspect'])}")
+    if entry is not None:
+        score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
+        lines += ["", f"  score {score}{'' if entry['answered'] else ' (no answer)'}"]
+        for detail in entry["details"]:
+            if "aspect" in detail:
+                lines.append(f"    {in_words(detail['score']):<14} {printable(detail['aspect'])}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ from zygote import LAUNCHED
 
 from utils import cli
 from utils.cli import UserError, check_shard
+from utils.cli.arguments import VERSION
 from utils.cli.errors import counted, named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -348,6 +349,10 @@ WITHOUT_EFFECT = [
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
     ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
+    ("utils/show_answers.py", "", "--worst", "without --score_addr\n  give --score_addr, or leave {} out"),
+    ("utils/show_answers.py", "--score_addr s --ids a", "--worst",
+     "with --ids, which are printed in the given order\n  leave {} out"),
+    ("utils/show_answers.py", "--ids a", "--num_questions 3", "with --ids, which are all printed\n  leave {} out"),
     ("utils/select_responses.py", "--split_dir d",
      "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
@@ -645,3 +650,17 @@ def test_outside_the_environment_one_line_says_what_to_do(script):
         r"error: this Python \(.*\) has no package '\w+'; run `source \.venv/bin/activate` first, or `make setup`\n",
         done.stderr,
     )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_command_prints_its_version(script, parser_of, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parser_of(script).parse_args(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"LaMP-QA {VERSION}\n")
+
+
+def test_the_version_has_one_number():
+    """In the flag, the citation and the newest heading of the changelog."""
+    [cited] = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    newest, *_ = re.findall(r"^## (.*)$", (ROOT / "docs/changelog.md").read_text(), re.MULTILINE)
+    assert cited == newest == VERSION

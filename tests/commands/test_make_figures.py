@@ -161,7 +161,7 @@ def test_an_unfinished_training_is_drawn(tmp_path):
 PANELS = {  # by objective, the axis of its loss and those of other figures
     "distill": {"loss": "KL divergence per sampled token (nats)"},
     "dpo": {"loss": "DPO loss per pair (nats)", "rewards/margins": "reward margin, best over worst"},
-    "grpo": {"loss": "GRPO loss per token"},
+    "grpo": {"loss": "GRPO loss of a step\n(sum / mean tokens per step)"},
 }
 
 
@@ -172,6 +172,18 @@ def test_each_training_has_its_own_loss_and_rewards(objective, tmp_path):
     panels = training_figure(str(tmp_path)).axes
     assert [panel.get_ylabel() for panel in panels] == list(PANELS[objective].values())
     assert all([line.get_ydata().tolist() for line in panel.lines] == [[0.5]] for panel in panels)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_single_step_has_a_marker(steps, tmp_path):
+    """A line through one point would show nothing."""
+    fields = ["loss", "eval_loss", "rewards/margins", "rewards/accuracies"]
+    entries = [{"step": step, **dict.fromkeys(fields, 0.5)} for step in range(1, steps + 1)]
+    (tmp_path / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    panels = training_figure(str(tmp_path)).axes
+    lines = [line for panel in panels for line in panel.lines]
+    assert all(tick == int(tick) for tick in panels[-1].get_xticks())
+    assert [line.get_marker() != "None" for line in lines] == [steps == 1, True, steps == 1, steps == 1]
 
 
 def test_a_damaged_line_of_a_training_is_named(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
-from utils.make_table import main
+from utils.make_table import build_parser, main
 from utils.tables.score_table import Row, best_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,9 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))])
     second = capsys.readouterr().out.partition("\n| Over seeds | ")[2]
     assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
+    lines, _ = csv_table(capsys, *rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3)))
+    figures = [lines[-1][f"{ARTS}{what}"] for what in ("", ": standard deviation over seeds")]
+    assert list(map(float, figures)) == pytest.approx([7 / 12, math.sqrt(7 / 48)])
     assert "--seeds 'M': no --system has the name 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
     assert "--seeds 'M': give two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
     twice = "--seeds 'M': give two or more different rows"
@@ -174,8 +177,14 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
     assert "Tests here compare each question's mean over a method's seeds; those above compare single seeds." in second
     assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
-    _, notes = csv_table(capsys, *words)  # which has no table over seeds
-    assert "seeds" not in notes.lower() and notes.count("t-test") == 1
+    lines, notes = csv_table(capsys, *words)
+    assert [(line["System"], line["Seeds"]) for line in lines[-2:]] == [("A", "2"), ("B", "2")]
+    assert [line["Seeds"] for line in lines[:-2]] == [""] * 4
+    of_seeds = {name.removeprefix("Average (macro)"): value for name, value in lines[-1].items() if value}
+    assert float(of_seeds[""]) == pytest.approx(2 / 3)
+    assert float(of_seeds[": standard deviation over seeds"]) == pytest.approx(0, abs=1e-9)
+    assert float(lines[-1][f"{ARTS}: t-test p against A"]) == pytest.approx(P_OF_THREE)
+    assert "over a method's n seeds." in notes and notes.count("t-test p") == 2 and "†" not in notes
     main([*words[:14], *words[15:]])  # a method is not compared with its own row
     third = capsys.readouterr().out.partition("| Over seeds | ")[2]
     assert "| A | 0.2500 ± 0.0000 | " in third and "†: better than A (" in third and "for 4 comparisons" in third
@@ -493,9 +502,35 @@ class TestPaper:
             "0.6667 (0.5240†, +0.1427)",  # 2/3 - 0.5240
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
-        title = "the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers"
-        assert notes[0] == f"- Beside each mean: {title}, and the difference from it."
+        title = "its Table 2 (test set), Qwen 2.5 7B, with its own daggers"
+        assert notes[0] == f"- Beside each mean that the paper has too: {title}, and the difference from it."
         assert len(notes) == 2  # and the wordings
+
+    def test_only_numbers_that_are_shown_have_notes(self, score_file, capsys):
+        """Beside categories of one's own, the paper's average, daggers and misprints of other columns are not shown."""
+        file, row = score_file("a.json", *scored("law", 1.0), *scored("ice", 0.5)), "RAG (random profile)"
+        rows, notes = table(capsys, "--system", row, file, "--paper", "Qwen 2.5 7B")
+        assert rows[row][:4] == ["1.0000 (0.4037, +0.5963)", "0.5000", "0.7500", "0.7500"]
+        first = (
+            "Beside each mean that the paper has too: its Table 2 (test set), Qwen 2.5 7B, and the difference from it."
+        )
+        assert notes[0] == f"- {first}"
+        assert len(notes) == 2 and "misprint" not in notes[1] and "copy of the other" not in notes[1]
+
+    def test_own_categories_alone_have_no_numbers_of_the_paper(self, score_file):
+        for names, columns in (("ice", "ice, All questions"), (None, "All questions")):
+            file = score_file("a.json", *scored(names, 1.0, 0.5))
+            assert refusal("--system", "PlanPers", file, "--paper", "Qwen 2.5 7B") == (
+                f"--paper: the paper has no numbers for the columns {columns}; leave the flag out"
+            )
+
+    def test_the_later_methods_table_is_named(self, three, capsys):
+        file = three("a.json", BASE, UNSURE, BETTER)
+        rows, _ = table(capsys, "--system", "VAC", file, "--paper", "Qwen 2.5 7B", "--paper_table", "beyond")
+        assert rows["VAC"][0] == "0.2500 (0.3454, −0.0954)"
+        helps = " ".join(build_parser().format_help().split())
+        assert "2 (test), 3 (validation) or beyond (later methods, test)" in helps
+        assert "for a model that is not the systems', such as LaMP's FlanT5-base, also the paper's other rows" in helps
 
 
 class TestForms:

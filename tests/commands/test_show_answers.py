@@ -38,6 +38,33 @@ def test_answers_are_shown_with_their_verdicts(files, capsys):
     assert "Why?" not in capsys.readouterr().out
 
 
+def test_answers_are_shown_without_scores_and_by_id(files, capsys):
+    assert show_answers.main(files[:4]) == 0
+    whole = "Which one?  [1]\n\n  | This \\x1b[31mone.\n  |\n  | Indeed.\n\nWhy?  [2]\n\n  | (no answer)\n\n"
+    assert capsys.readouterr().out == whole
+    show_answers.main([*files, "--ids", "2", "1"])
+    assert [line[-3:] for line in capsys.readouterr().out.splitlines() if line.endswith("]")] == ["[2]", "[1]"]
+    with pytest.raises(UserError, match=r"^--ids: not in .*answers\.json: '3'$"):
+        show_answers.main([*files[:4], "--ids", "3"])
+
+
+def test_the_worst_answers_come_first(files, capsys):
+    """Of equal scores the first in the file; unscored ones are last."""
+    inputs, answers, scores = (json.loads(Path(files[place]).read_text()) for place in (1, 3, 5))
+    values = {"1": 2, "2": None, "3": 1, "4": 0, "5": 1}
+    content = []
+    for key, value in values.items():
+        entry = {"id": key, "question_sha256": "x", "answered": True, "score": None if value is None else value / 2}
+        content.append({**entry, "details": [{"aspect": "cost", "score": value}]})
+    questions = [{**inputs[0], "id": key} for key in values]
+    texts = dict.fromkeys(values, answers["1"])
+    for place, value in ((1, questions), (3, texts), (5, {**scores, "per_question_scores": content})):
+        Path(files[place]).write_text(json.dumps(value))
+    show_answers.main([*files, "--worst", "--num_questions", "5"])
+    shown = [line[-2] for line in capsys.readouterr().out.splitlines() if line.startswith("Which one?")]
+    assert shown == ["4", "3", "5", "1", "2"]
+
+
 @pytest.mark.parametrize("script", ["show_answers", "report"])
 def test_scores_of_other_answers_are_refused(files, script, tmp_path, capsys):
     """Of another file, or of these answers before they changed; the manifest beside the scores knows."""

@@ -23,7 +23,7 @@ from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import named, quote
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
 from utils.generation.fitting import Window
@@ -35,6 +35,7 @@ from utils.objectives.rounds import (
     note_restricted_sampling,
     relative_scores,
     relative_to_no_search,
+    why_no_advantages,
 )
 from utils.objectives.trainers import ScoreTrainer
 from utils.training.resumable import Resumable
@@ -282,6 +283,67 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     assert "left out: 1 sample without a verdict" in notes
 
 
+@pytest.mark.parametrize(
+    ("scores", "searched", "what"),
+    [
+        ({}, {}, "1 question with fewer than two scored samples"),
+        ({2: 0.5}, {2: False}, "1 question with fewer than two scored samples"),
+        ({0: 0.5, 1: 0.5}, None, "1 question whose samples have equal scores"),
+        ({0: 0.1, 1: 0.5}, {0: True, 1: True}, "1 question without exactly one scored sample that did not search"),
+        ({0: 0.1, 1: 0.5}, {0: False, 1: False}, "1 question without exactly one scored sample that did not search"),
+        ({0: 0.1, 1: 0.5}, {0: False, 1: True}, "1 question with fewer than two scored samples that searched"),
+        ({0: 0.1, 1: 0.5, 2: 0.5}, {0: False, 1: True, 2: True},
+         "1 question whose samples that searched have equal scores"),
+    ],
+)  # fmt: skip
+def test_why_a_question_has_no_advantages(scores, searched, what):
+    assert (relative_scores(scores) if searched is None else relative_to_no_search(scores, searched)) == {}
+    assert named(1, why_no_advantages(scores, searched)) == what
+
+
+def test_each_reason_of_a_question_without_advantages_is_counted_by_itself(folder, sampled, changed):
+    """One scored sample has no equal, and samples that all searched, or all did not, may differ in score."""
+    trace, scores = changed(lambda line: line.update(finish_reason="stop"))
+    for number, (path, values) in enumerate(zip(scores, ((0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1)), strict=True)):
+        content = json.loads(path.read_text())
+        first, second, *others = content["per_question_scores"]
+        for entry, value in (
+            (first, None if number else 0.5),
+            (second, 0.5),
+            *((other, values[0]) for other in others),
+        ):
+            entry |= {"score": value, "answered": True}
+            entry["details"][0]["score"] = None if value is None else int(2 * value)
+        content |= {"num_unscored": int(number > 0), "num_unanswered": 0}
+        rounds.rewrite(path, json.dumps(content))
+    _, notes = examples_of(folder, trace, scores)
+    assert notes[:2] == [
+        "left out: 1 question with fewer than two scored samples",
+        "left out: 1 question whose samples have equal scores",
+    ]
+    lines = [line for line in map(json.loads, trace.open()) if "search" not in line]
+    rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
+    _, notes = examples_of(folder, trace, scores, advantage="pr2")
+    assert notes[:2] == [
+        "left out: 1 question with fewer than two scored samples",
+        "left out: 9 questions without exactly one scored sample that did not search",
+    ]
+
+
+def test_an_empty_text_that_a_stop_ended_is_not_too_long(folder, sampled, changed):
+    every, _ = examples_of(folder, *sampled, keep_cut=True)
+    number = itertools.count()
+
+    def empty(line):
+        if line["role"] == "generator" and next(number) % 2:
+            line |= {"text": "", "stop": ["Search:"], "finish_reason": "stop"}
+
+    examples, notes = examples_of(folder, *changed(empty), keep_cut=True)
+    left = len(every) - len(examples)
+    assert left > 3 and f"left out: {left} calls with an empty text that a stop or the token limit ended" in notes
+    assert not any("too long" in note for note in notes)
+
+
 @pytest.fixture
 def changed(sampled, tmp_path):
     """Return a function that writes a copy of the round, with each call's line changed by a function."""
@@ -512,6 +574,25 @@ def test_a_steps_loss_stands_beside_its_number(folder, sampled, tmp_path, capsys
     assert f"loss {step['loss']:.3f}" in next(
         line for line in capsys.readouterr().err.splitlines() if "1/1 steps" in line
     )
+
+
+def test_a_steps_loss_is_its_sum_over_the_mean_number_of_tokens_per_step(folder, sampled, tmp_path, monkeypatch):
+    """As the figure's axis says. By hand: without learning every ratio is 1, so a token's loss is -advantage."""
+    batches = []
+
+    def collate(pairs, pad, original=ScoreTrainer.collate):
+        batches.append([example for example, _ in pairs])
+        return original(pairs, pad)
+
+    monkeypatch.setattr(ScoreTrainer, "collate", staticmethod(collate))
+    flags = [*LEARNING, "--learning_rate", 1e-12, "--per_device_train_batch_size", 8, "--role", "other"]
+    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "out", *sampled, *flags)
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    sums = [-sum(example.advantage * len(example.target) for example in batch) for batch in batches]
+    tokens = [sum(len(example.target) for example in batch) for batch in batches]
+    assert len(losses) == len(batches) > 2 and len({*tokens}) > 1
+    assert losses == pytest.approx([value / (sum(tokens) / len(tokens)) for value in sums], abs=1e-3)
+    assert losses != pytest.approx([value / count for value, count in zip(sums, tokens, strict=True)], abs=1e-3)
 
 
 @pytest.mark.parametrize("kills", [[0], [3], [2, 4]])

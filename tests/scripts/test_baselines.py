@@ -12,8 +12,10 @@ import pytest
 from api_server import Reply, default_reply, serve
 
 import baselines
+import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
+from utils import make_table
 from utils.cli import UserError
 from utils.generation.chat import APIChat
 from utils.generation.model import Policy
@@ -139,6 +141,32 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output):
         used = 0 if record["id"] == "gaming_28873" else 3  # its profile is empty
         assert (figures["num_contexts_used"], figures["num_contexts_dropped"]) == (used, 0)
         assert figures["output"] == "An answer."
+
+
+def test_rag_for_users_without_posts_is_counted_and_noted(server, flags, output, tmp_path, capsys):
+    """In the run, in its manifest, and under the table: these answers are made from the question alone."""
+    records = json.loads(SAMPLE.read_text())
+    for record in records[:2]:
+        record["profile"] = []
+    bare = sum(not record["profile"] for record in records)
+    assert 1 < bare < len(records)
+    data = write_json(tmp_path / "data.json", records)
+    run(flags, output, "--rag", "--unranked", data=data)
+    counts = json.loads(output.with_name("answers.json.manifest.json").read_text())["counts"]
+    assert counts["answers for users without a profile"] == bare
+    assert f", {bare} answers for users without a profile" in capsys.readouterr().out
+    scores, out = tmp_path / "scores.json", output.with_name("none.json")
+    server.reply = lambda request: Reply('{"match_score": 1}')
+    judging = ["--inputs_addr", str(data), "--score_addr", str(scores), "--evaluator_llm", *flags[2:3], *flags[3:]]
+    evaluate_responses.main(["--openai", *judging, "--response_addr", str(output)])
+    capsys.readouterr()
+    make_table.main(["--system", "RAG", str(scores)])
+    assert (
+        f"- RAG: {bare} answers for users without a profile, made from the question alone.\n" in capsys.readouterr().out
+    )
+    server.reply = lambda request: answer("An answer.")
+    run(flags, out, data=data)  # without posts there is nothing to count
+    assert "without a profile" not in out.with_name("none.json.manifest.json").read_text()
 
 
 def test_an_unranked_file_is_refused_before_any_request(server, flags, output):

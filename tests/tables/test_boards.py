@@ -163,7 +163,10 @@ def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
     assert rows["FiD, k = 16 (paper)"] == ["0.642", "0.607", "0.236", "0.539", "0.180", "0.166", "–", "–", "–"]
     others = ["Random, non-personalized", "Random, k = 1", "Contriever, k = 1", "IPA, tuned", "FiD, k = 16"]
     assert list(rows)[2:] == [f"{name} (paper)" for name in others]
-    assert "- Beside each mean: the paper's user-based setting, FlanT5-base, and the difference from it." in notes
+    assert (
+        "- Beside each mean that the paper has too: its user-based setting, FlanT5-base, and the difference from it."
+        in notes
+    )
     [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
     assert "only where its model was trained in the same way" in told
     assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the")

@@ -24,6 +24,8 @@ from utils.cli.flags import (
     temperature,
 )
 
+VERSION = "1.0.0"  # docs/changelog.md says what each version changes in numbers; CITATION.cff has it too
+
 # Only warnings and errors of these are shown, because their other messages have addresses and headers with secrets.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
@@ -42,7 +44,9 @@ seed_or_none = or_word("none", non_negative_int)
 
 def make_parser(doc: str) -> FlagParser:
     """Return a parser with the script's docstring at the top of its --help."""
-    return FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"LaMP-QA {VERSION}", help="print the version, and exit")
+    return parser
 
 
 def set_up_logging(level: str) -> None:

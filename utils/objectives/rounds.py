@@ -81,6 +81,19 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
     return {number: advantages.get(number, 0.0) for number in scores}
 
 
+def why_no_advantages(scores: Mapping[int, float], searched: Mapping[int, bool] | None = None) -> str:
+    """Return which questions have no advantages to learn from, for such a question; `searched` is given for PR2's."""
+    if len(scores) < 2:
+        return "questions with fewer than two scored samples"
+    if searched is None:
+        return "questions whose samples have equal scores"
+    if sum(not searched[number] for number in scores) != 1:
+        return "questions without exactly one scored sample that did not search"
+    if len(scores) < 3:
+        return "questions with fewer than two scored samples that searched"
+    return "questions whose samples that searched have equal scores"
+
+
 def examples_of_round(args: Namespace, records: list[Record], window: Window) -> tuple[list[Example], list[str]]:
     """Return an example per call to learn from, with its advantage, and lines that say what was left out.
 
@@ -96,11 +109,13 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     for question_id in responses:
         of_question = scores.get(question_id, {})
         if args.advantage == "grpo":
-            advantages = relative_scores(of_question)
+            did_search, advantages = None, relative_scores(of_question)
         else:
-            advantages = relative_to_no_search(of_question, {n: (question_id, n) in searched for n in of_question})
-        counts["questions whose samples have equal scores"] += not advantages
-        if advantages:
+            did_search = {number: (question_id, number) in searched for number in of_question}
+            advantages = relative_to_no_search(of_question, did_search)
+        if not advantages:
+            counts[why_no_advantages(of_question, did_search)] += 1
+        else:
             largest[question_id] = max(map(abs, advantages.values()))
         for number, advantage in advantages.items():
             for line, call in with_keys(calls[question_id, number]):
@@ -120,8 +135,12 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
         else:
             counts["calls at an unknown temperature"] += temperature is None
             example = example_of(line, record, window, weights[call], 1.0 if temperature is None else temperature)
-            counts["calls too long for --max_target_length, or with the prompt for the window"] += example is None
-            examples += [example] if example else []
+            if not example.target:
+                counts["calls with an empty text that a stop or the token limit ended"] += 1
+            elif len(example.target) > window.max_tokens or example.length > window.length:
+                counts["calls too long for --max_target_length, or with the prompt for the window"] += 1
+            else:
+                examples.append(example)
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
     unknown = counts.pop("calls at an unknown temperature", 0)
     notes = [f"left out: {named(count, what)}" for what, count in counts.items() if count]
@@ -257,15 +276,13 @@ def sample_scores(
     return rewards
 
 
-def example_of(line: Line, record: Record, window: Window, advantage: float, temperature: float) -> Example | None:
-    """Return the example of a call; None if its text, or prompt and text together, are longer than the window allows.
+def example_of(line: Line, record: Record, window: Window, advantage: float, temperature: float) -> Example:
+    """Return the example of a call, which may have no token to learn, or more than the window allows.
 
     A text that was cut, or that a `stop` may have ended, is learnt without the token that ends a turn.
     """
     prompt, target = window.chat.render(line["messages"]), window.chat.render_reply(line["text"])
     target = target[:-1] if line.get("stop") or was_cut(line) else target
-    if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
-        return None
     return Example(record, Fitted(prompt, 0, 0), array("i", target), advantage=advantage, temperature=temperature)
 
 

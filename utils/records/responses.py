@@ -26,6 +26,7 @@ from utils.records.tables import is_table, table_rows
 
 CONTROLS_SCRIPT = "utils/make_controls.py"
 UNUSABLE = "unusable_calls"  # field with the unusable calls and all calls of a method's models, by role
+WITHOUT_PROFILE = "answers for users without a profile"  # count of answers by RAG that no post could help
 
 
 def collect_responses(
@@ -255,6 +256,8 @@ def origin_of(path: str) -> dict[str, Any] | None:
     origin |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
     origin |= {"control": True} if settings.get("script") == CONTROLS_SCRIPT else {}
     origin |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
+    without_profile = manifest.get("counts", {}).get(WITHOUT_PROFILE)
+    origin |= {WITHOUT_PROFILE: without_profile} if without_profile else {}
     by_role = manifest.get("calls") or {}  # of a method's models
     unusable = {
         role: [counts["unusable"], counts["num_calls"]] for role, counts in by_role.items() if counts.get("unusable")

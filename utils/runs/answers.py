@@ -21,7 +21,7 @@ from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import Needs, read_questions, read_task, select_questions
-from utils.records.responses import collect_responses, count_responses
+from utils.records.responses import WITHOUT_PROFILE, collect_responses, count_responses
 from utils.runs.ask import Ask
 from utils.runs.stage import Stage
 
@@ -54,6 +54,12 @@ class Dataset:
     def collect(self, answers: Pieces, field: str = "output") -> Responses:
         """Return the content of a response file, in the order of the dataset."""
         return collect_responses(self.records, answers, field)
+
+    def without_profile(self, responses: Responses) -> dict[str, int]:
+        """Return the number of usable answers to questions whose asker has no posts, for the counts; {} if 0."""
+        bare = [record["id"] for record in self.records if not record["profile"]]
+        count = sum(answer["output"] is not None for key in bare for answer in responses.get(key, ()))
+        return {WITHOUT_PROFILE: count} if count else {}
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
@@ -156,13 +162,14 @@ def stage_of_answers(
         method,
         [output],
         {"generator": model},
-        partial(count_answers, task),
+        partial(count_answers, task, dataset=dataset if args.rag and args.num_contexts else None),
     )
 
 
-def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]:
-    outputs = chain.from_iterable(responses.values())
-    return count_responses(responses, task.item_words) | task.count_outputs(outputs)
+def count_answers(task: Task, responses: Responses, _: Pieces, dataset: Dataset | None = None) -> dict[str, int]:
+    """Count answers for the manifest. If they use posts, `dataset` tells which askers have none."""
+    outputs, more = chain.from_iterable(responses.values()), dataset.without_profile(responses) if dataset else {}
+    return count_responses(responses, task.item_words) | task.count_outputs(outputs) | more
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 
     def count(responses: Responses, answers: Pieces) -> dict[str, int]:
         without_plan = sum(answer["plan"] is None for answer in answers.values())
-        return count_responses(responses) | {"answered without a plan": without_plan}
+        without_profile = dataset.without_profile(responses) if args.num_contexts else {}
+        return count_responses(responses) | {"answered without a plan": without_plan} | without_profile
 
     return Stage(
         dataset.task,

@@ -73,7 +73,7 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
         "Left out: pairs without both scores, or without a preference in both orders.",
         "Saw: fields that the judge reads and a reward model must not; the judge is an upper bound for reward models.",
         f"Published: {BEST_PUBLISHED:.2%} by the best reward model (arXiv 2604.07343, abstract), to compare with the "
-        "pairs of Personalized RewardBench only.",
+        "pairs of Personalized RewardBench only; it counts ties as losses, here they count half.",
         *[NOT_COMPARED] * (len(rows) > 1),
     ]
     return Table(columns, lines, notes, num_names=3)

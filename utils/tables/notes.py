@@ -9,11 +9,11 @@ from typing import Any
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
 from utils.benchmarks.task import ALL, Task
-from utils.cli.errors import counted, plural, printable, quote
+from utils.cli.errors import counted, named, plural, printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.parsing.thoughts import UNFINISHED_COUNT
-from utils.records.responses import UNUSABLE
+from utils.records.responses import UNUSABLE, WITHOUT_PROFILE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
@@ -113,6 +113,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
     if unfinished := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
         yield f"{unfinished} missing, because thoughts were unfinished"
+    if bare := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
+        yield f"{named(bare, WITHOUT_PROFILE)}, made from the question alone"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"

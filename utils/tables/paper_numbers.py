@@ -7,15 +7,15 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
-from utils.tables.columns import MACRO
-from utils.tables.formats import number
+from utils.tables.columns import MACRO, columns_of
+from utils.tables.formats import few, number
 
 Place = tuple[str, str]  # method and column
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The numbers of one model in one of the paper's tables."""
+    """The numbers of one model in one of the paper's tables that have a place in ours."""
 
     model: str
     title: str
@@ -25,6 +25,7 @@ class Paper:
     misprints: dict[Place, str]
     decimals: int  # of a printed score
     other_model: str  # how the model differs from the systems' models, in words; empty if it does not
+    other_rule: str  # how the paper's table was scored otherwise, in words; empty if it was not
 
     def printed(self, method: str, column: str) -> str:
         dagger = "†" if (method, column) in self.daggers else ""
@@ -69,17 +70,23 @@ def read_paper(
             f"--paper: no --system has the name of a method in the paper; its methods are {', '.join(methods)}"
         )
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
+    ours = {*columns_of(task)} if shown is None else {*shown.values()}
     # If the user's data add a category, the paper's average is not comparable.
-    left_out = {MACRO} if {*task.groups} - {*columns} else set()
+    placed = ours - {MACRO} if {*task.groups} - {*columns} else ours
     scores, daggers = {}, set()
     for method, printed in methods.items():
-        placed = zip(columns, printed["scores"], strict=True)
-        scores |= {(method, column): score for column, score in placed if score is not None and column not in left_out}
+        numbers = zip(columns, printed["scores"], strict=True)
+        scores |= {(method, column): score for column, score in numbers if score is not None and column in placed}
         marks = zip(columns, printed.get("daggers", ()), strict=False)
-        daggers |= {(method, column) for column, dagger in marks if dagger}
-    if shown is not None and not {column for _, column in scores} & set(shown.values()):
+        daggers |= {(method, column) for column, dagger in marks if dagger and column in placed}
+    if not scores and shown is None:
+        raise UserError(
+            f"--paper: the paper has no numbers for the columns {few(columns_of(task))}; leave the flag out"
+        )
+    if not scores:
         raise missing
     notes = (entry for entry in data["misprints"] if table in entry["tables"] and entry["model"] == model)
-    misprints = {(entry["method"], entry["column"]): entry["note"] for entry in notes}
+    misprints = {(entry["method"], entry["column"]): entry["note"] for entry in notes if entry["column"] in placed}
     title, other_model = f"{tables[table]['title']}, {model}", data["other_models"].get(model, "")
-    return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model)
+    other_rule = tables[table].get("other_rule", "")
+    return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model, other_rule)

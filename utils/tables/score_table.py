@@ -131,32 +131,53 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
     return pages
 
 
-def seeds_table(boards: list[Board], methods: dict[str, list[str]], comparisons: Sequence[Comparison] = ()) -> Table:
-    """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing.
+@dataclass(frozen=True)
+class SeedsRow:
+    """A method's means over its seeds' rows by column, with sample standard deviations; None if a row has no mean."""
 
-    `comparisons` are those of `compare_methods`.
-    """
-    by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
-    lines = []
+    method: str
+    num_seeds: int
+    spreads: dict[str, tuple[float, float] | None]
+    excluded: str  # see `System`
+
+
+def rows_over_seeds(boards: list[Board], methods: dict[str, list[str]]) -> Iterator[SeedsRow]:
+    """Yield a row per method; UserError if only some of a method's rows are comparable with other systems."""
+    by_name = {row.name: row for row in make_rows(boards)}
     for method, names in methods.items():
-        excluded = {by_name[name].excluded for name in names}
-        if len(excluded) > 1:
-            labels = ", ".join(by_name[name].label for name in names)
+        rows = [by_name[name] for name in names]
+        if len(excluded := {row.excluded for row in rows}) > 1:
+            labels = ", ".join(row.label for row in rows)
             raise UserError(
                 f"--seeds {quote(method)}: {labels}: only some of these rows are comparable with other systems\n"
                 "  give them as two methods"
             )
-        texts = [f"{method} ({''.join(excluded)})" if any(excluded) else method]
-        for column in columns:
-            means = [by_name[name].means[column] for name in names]
-            dagger = "†" if has_dagger(comparisons, method, column) else ""
-            texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}{dagger}")
-        lines.append([*map(Cell, [*texts, str(len(names))])])
+        spreads = {}
+        for column in columns_in(boards):
+            means = [row.means[column] for row in rows]
+            spreads[column] = None if None in means else (mean(means), stdev(means))
+        yield SeedsRow(method, len(rows), spreads, *excluded)
+
+
+def seeds_table(
+    boards: list[Board], methods: dict[str, list[str]], comparisons: Sequence[Comparison] = (), marked: bool = True
+) -> Table:
+    """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing.
+
+    `comparisons` are those of `compare_methods`; `marked` is whether daggers mark what they found.
+    """
+    lines = []
+    for row in rows_over_seeds(boards, methods):
+        texts = [f"{row.method} ({row.excluded})" if row.excluded else row.method]
+        for column, spread in row.spreads.items():
+            dagger = "†" if has_dagger(comparisons, row.method, column) else ""
+            texts.append("–" if spread is None else f"{number(spread[0])} ± {number(spread[1])}{dagger}")
+        lines.append([*map(Cell, [*texts, str(row.num_seeds)])])
     notes = ["Mean ± sample standard deviation over a method's n seeds."]
     if comparisons:
         notes[0] += " Tests here compare each question's mean over a method's seeds; those above compare single seeds."
-        notes += dagger_notes(list(comparisons), True)
-    heads = [*join_columns({"Over seeds": None}, columns, {"n": None})]
+        notes += dagger_notes(list(comparisons), marked)
+    heads = [*join_columns({"Over seeds": None}, columns_in(boards), {"n": None})]
     return Table(heads, lines, notes, short=_short_names(boards))
 
 
@@ -289,7 +310,9 @@ def _describe_pairs(comparison: Comparison) -> str:
 def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
     with_daggers = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
-    yield f"Beside each mean: the paper's {paper.title}{with_daggers}, and the difference from it."
+    yield f"Beside each mean that the paper has too: its {paper.title}{with_daggers}, and the difference from it."
+    if paper.other_rule:
+        yield f"The paper's numbers are by another rule: {paper.other_rule}"
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:
@@ -303,14 +326,33 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
 # CSV
 
 
-def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> list[list[Any]]:
-    """Return a header and one row per system, with all figures of the tables and of the notes on the paper."""
+def csv_rows(
+    boards: list[Board],
+    comparisons: list[Comparison],
+    paper: Paper | None,
+    seeds: dict[str, list[str]],
+    over_seeds: list[Comparison],
+) -> list[list[Any]]:
+    """Return a header and one row per system, with all figures of the tables and of the notes on the paper.
+
+    The paper's other rows follow, then one row for each method of `seeds`, with the comparisons of `compare_methods`.
+    """
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})
+    records += [_csv_seeds(row, over_seeds) for row in rows_over_seeds(boards, seeds)]
     columns = list(dict.fromkeys(column for record in records for column in record))
     return [columns, *([record.get(column) for column in columns] for record in records)]
+
+
+def _csv_seeds(row: SeedsRow, comparisons: list[Comparison]) -> dict[str, Any]:
+    spreads = {column: spread or (None, None) for column, spread in row.spreads.items()}
+    means = {column: average for column, (average, _) in spreads.items()}
+    deviations = {f"{column}: standard deviation over seeds": deviation for column, (_, deviation) in spreads.items()}
+    parts = [{"System": row.method, "Seeds": row.num_seeds}, means, deviations]
+    parts += [{"Excluded": row.excluded}] if row.excluded else []
+    return join_columns(*parts, _csv_compared(comparisons, row.method))
 
 
 def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
@@ -319,11 +361,7 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
     for column in row.means if paper is not None else ():
         printed, difference = paper.scores.get((row.name, column)), _to_paper(row, column, paper)
         parts.append({f"{column}: paper": printed, f"{column}: difference to paper": difference})
-    of_row = [comparison for comparison in comparisons if comparison.system == row.name]
-    compared: dict[str, Any] = {}  # two metrics of a task share their counts of pairs
-    for _, same in groupby(of_row, key=lambda comparison: (comparison.baseline, comparison.board.title)):
-        compared |= _csv_comparisons(list(same))
-    parts.append(compared)
+    parts.append(_csv_compared(comparisons, row.name))
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():
             limits = _csv_limits(point.interval)
@@ -336,6 +374,15 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
 
 def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, float | None]]:
     return zip(("95% interval, low", "95% interval, high"), interval or (None, None), strict=True)
+
+
+def _csv_compared(comparisons: list[Comparison], system: str) -> dict[str, Any]:
+    """Return the figures of all comparisons of a system, by CSV column."""
+    of_system = [comparison for comparison in comparisons if comparison.system == system]
+    compared: dict[str, Any] = {}  # two metrics of a task share their counts of pairs
+    for _, same in groupby(of_system, key=lambda comparison: (comparison.baseline, comparison.board.title)):
+        compared |= _csv_comparisons(list(same))
+    return compared
 
 
 def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
