@@ -166,7 +166,7 @@ class ChatServer(ThreadingHTTPServer):
         requests: the bodies of all requests, in order of arrival.
         paths, keys: the paths and bearer tokens of the same requests.
         most_at_once: the highest number of concurrent requests.
-        list_models: returns status and value for GET /v1/models; `lists_asked` counts these requests.
+        list_models: returns status and value, or raw bytes, for GET /v1/models; `lists_asked` counts these requests.
         system_fingerprint: part of every completion, if not None.
         classifies: whether it has /classify, whose replies are texts with a JSON list of logits.
     """
@@ -272,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, self.server.requests)
 
     def _send(self, status: int, value: Any) -> None:
-        content = json.dumps(value).encode()
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
