@@ -34,7 +34,7 @@ def dialogue(record, response, number=POSTS):
     return [*prompt, {"role": "assistant", "content": response}]
 
 
-def save_classifier(folder, labels=1, weight=0.3):
+def save_classifier(folder, labels=1, weight=0.3, dtype=None):
     """Write a tiny classifier with a random head."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -43,7 +43,7 @@ def save_classifier(folder, labels=1, weight=0.3):
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "chat", num_labels=labels, dtype=torch.float32)
     torch.nn.init.normal_(model.score.weight, std=weight)
-    model.save_pretrained(folder / "reward")
+    (model if dtype is None else model.to(dtype)).save_pretrained(folder / "reward")
     AutoTokenizer.from_pretrained(folder / "chat").save_pretrained(folder / "reward")
     return folder / "reward"
 
@@ -75,7 +75,7 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = save_classifier(tmp_path)
-    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", "float32")
+    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model)
     run = warm_engine.start("evaluate_responses.py", flags)
     store = tmp_path / "completions"
     for _ in range(6000):
@@ -105,6 +105,29 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     assert max(score for _, score in given) - min(score for _, score in given) > 0.01
     made = json.loads(Path(f"{scores[-1]}.manifest.json").read_text())
     assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "named", "wanted", "used"),
+    [("float32", "dtype", "auto", "float32"), ("float32", "torch_dtype", "auto", "float32"),
+     ("float32", None, "auto", "float32"), ("bfloat16", "dtype", "auto", "auto"), ("bfloat16", None, "auto", "auto"),
+     ("float32", "dtype", "bfloat16", "bfloat16")],
+)  # fmt: skip
+def test_auto_keeps_a_reward_model_in_float32(samples, tmp_path, capsys, saved, named, wanted, used):
+    """In the engine, the store, the settings and the memory; the config names the type, or the weights have it."""
+    import torch
+
+    model = save_classifier(tmp_path, dtype=getattr(torch, saved))
+    config = json.loads((model / "config.json").read_text())
+    assert config.pop("dtype") == saved
+    (model / "config.json").write_text(json.dumps(config | ({named: saved} if named else {})))
+    flags, _ = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", wanted, "--completions", tmp_path)
+    args = evaluate_responses.build_parser().parse_args(flags)
+    judge = choose_judge(args, lampqa.TASK.metrics["reward"].judge)
+    assert judge.flags.dtype == judge.completions.store.described["dtype"] == used
+    assert settings_of_judge(args, judge)["dtype"] == used and args.dtype == wanted
+    assert evaluate_responses.main([*flags, "--dry_run"]) == 0
+    assert f"({2 if used == 'float32' else 1} KiB per token)" in capsys.readouterr().out
 
 
 @pytest.mark.engine
