@@ -25,7 +25,6 @@ baselines.py. Run the same command again to resume; on SIGTERM or Ctrl-C, the cu
 """
 
 import argparse
-import math
 import os
 import sys
 from functools import partial
@@ -259,8 +258,7 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    usual, at_once = lessons.objective_of(args), args.per_device_train_batch_size * launch.num_processes()
-    epoch = math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
+    usual, epoch = lessons.objective_of(args), launch.steps_per_epoch(args, num_examples)
     max_steps = epoch * args.epochs
     return args.replaced(
         max_steps=max_steps,
