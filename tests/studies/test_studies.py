@@ -13,6 +13,7 @@ from api_server import Reply, default_reply, serve, text_of
 from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
 from utils import download_datasets, draw_questions
@@ -173,8 +174,58 @@ def test_a_cell_of_table_2_is_chosen_by_categories_models_and_methods(commands_o
         assert parse(commands_of("table2", METHODS=methods, **cell)[-1])[1]["baseline"] == names
     with_seeds = parse(commands_of("table2", METHODS="none rag", **cell | {"SEEDS": "0 1"})[-1])[1]["baseline"]
     assert with_seeds == ["No personalization, seed 0", "No personalization, seed 1"]
-    done = study("table2", OUT=tmp_path, METHODS="mine", DRY_RUN=1, DATA=tmp_path, **cell)
-    assert done.returncode == 2 and "waits for model/train/Society_and_Culture/mine/best, which no" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "pr2", "beyond", "lamp", "longlamp"])
+def test_methods_that_a_study_does_not_know_are_refused_before_it_begins(tmp_path, name):
+    (tmp_path / "rag.py").write_text("")
+    (tmp_path / "a").mkdir()
+    for path in ("mine.py", "a/mine.py"):
+        (tmp_path / path).write_text("")
+    for methods, message in (
+        ("none mine", "METHODS: mine: unknown; give the file of a method (mine.py), or some of: none "),
+        ("none no/such.py", "METHODS: no/such.py: no such file\n"),
+        (f"none {tmp_path}/rag.py", f"METHODS: {tmp_path}/rag.py: a method here is called rag; give the file another"),
+        (f"{tmp_path}/mine.py {tmp_path}/a/mine.py", "METHODS: two are called mine\n"),
+        ("", "METHODS is empty; give some of: none "),
+    ):
+        done = study(name, OUT=tmp_path / "out", METHODS=methods)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(f"error: {message}")
+
+
+def test_a_method_of_ones_own_is_a_row_of_each_study(commands_of, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("")
+    more = {"METHODS": f"none {mine}", "METHOD_FLAGS": "--set n=3", "MODELS": "my/model", "OPENAI_MODELS": ""}
+    for name, rows in (
+        ("table2", ["No personalization", "mine"]),
+        ("pr2", ["No personalization", "mine"]),
+        ("lamp", ["No personalization", "mine, BM25, k = 4"]),
+    ):
+        small = {"CATEGORIES": SOCIETY, "TASKS": "LaMP-4", "SETTINGS": "user", "RANKERS": "bm25-okapi", "POSTS": 4}
+        commands = [parse(words) for words in commands_of(name, **more, **small)]
+        assert [system[0] for system in commands[-1][1]["system"]] == rows, name
+        [args] = [args for script, args in commands if script == "baselines.py" and args["method"] is not None]
+        assert (args["method"], args["set"]) == (str(mine), [("n", "3")])
+        assert "/ranked/" in args["inputs_addr"][0] and Path(args["output_addr"][0]).name.startswith("mine")
+
+
+@pytest.mark.slow
+def test_a_study_with_a_method_of_ones_own_ends_with_its_table(small, server, tmp_path):
+    """On files of one's own, which are named after their category."""
+    mine = tmp_path / "mine.py"
+    mine.write_text('async def answer(record, ask):\n    return await ask("rag", items=record.best(2))\n')
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"data/{SOCIETY}_{split}.json").rename(tmp_path / f"data/forum_{split}.json")
+    server.reply = usable_reply
+    own = small | {"METHODS": f"none {mine}", "CATEGORIES": "forum", "ENCODER": save_tiny_encoder(tmp_path / "encoder")}
+    done = study("table2", **own)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "out/tiny/test/table2.md"
+    assert done.stdout.endswith(f"\n\n{path.read_text().rstrip()}\n{path}\n")
+    assert re.findall(r"^\| \**([^|*]+?)\** \|", path.read_text(), re.MULTILINE)[1:] == ["No personalization", "mine"]
+    printed = study("table2", DRY_RUN=1, **own).stdout
+    assert str(path) not in printed.rpartition("total")[2]
 
 
 @pytest.mark.parametrize("name", ["table2", "lamp", "offline_rl"])

@@ -23,13 +23,16 @@ titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)")
 from=train    # the split that is sampled and judged
 per_update=32 # texts that an update of a training learns from
 
-compare() { # STUDY METHOD...: train and answer by these methods, and a table of them
-    local study=$1 method split
+compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and a table of them
+    local study=$1 method split methods
+    METHODS=${METHODS-${*:2}}
+    name_methods "$known $trained rubric_best"
     for category in $CATEGORIES; do
         for split in train validation "$SPLIT"; do rank "$split"; done
+        [[ " $METHODS " != *" rag_random "* ]] || rank_with_random_profile
         answers=()
         for model in $MODELS; do
-            for method in "${@:2}"; do
+            for method in "${methods[@]}"; do
                 case $method in
                     planpers) train_once ;;
                     offline_rl | dpo) offline_rl "$method" ;;
@@ -42,11 +45,11 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
     done
     for model in $MODELS; do
         systems=() baselines=() spread=()
-        for method in "${@:2}"; do
+        for method in "${methods[@]}"; do
             if [ "$method" = rubric_best ]; then # it is made with one seed
                 SEEDS=0 row "${titles[$method]}" "$method"
             else
-                row "${titles[$method]}" "$method"
+                row "${titles[$method]-$method}" "$method"
             fi
         done
         table=${model##*/}/$SPLIT/$study$(judge_suffix)
