@@ -183,7 +183,8 @@ def main(argv: list[str] | None = None) -> int:
     score = partial(score_texts, task, name, [example.record for example in validation])
     description = describe_training(args, examples, validation, left_out)
     chat, load = window.chat, partial(lessons.load_trainer, args)
-    return launch.execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
+    data = examples, validation
+    return launch.execute(Training(args, settings, description, selection, chat, *data, score, load, left_out))
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:

@@ -33,7 +33,8 @@ STUDIES = sorted(path.stem for path in FOLDER.glob("*.sh") if path.name not in S
 PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
-        "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr")  # fmt: skip
+        "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr",
+        "round")  # fmt: skip
 MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
 SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
 TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
@@ -97,9 +98,9 @@ COUNTS = {
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
     "offline_rl": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
     "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1,
-    "pr2": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
-    "planner_rl": 3 * (3 + 1 + 3 * 7 + 1 + 4 + 1) + 1,
-    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 22 + 3 * 8 + 1 + 3 * 6 + 1 + 4 + 11 + 1) + 1,
+    "pr2": 3 * (3 + 3 * 7 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 2 + 3 + 1) + 1,
+    "planner_rl": 3 * (3 + 1 + 3 * 7 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 7 + 2 + 4 + 1) + 1,
+    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 23 + 3 * 8 + 2 + 3 * 6 + 2 + 4 + 11 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -108,7 +109,8 @@ COUNTS = {
 def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(commands_of, tmp_path, name):
     """On four GPUs."""
     made = set()
-    commands = commands_of(name, GPUS=4, HUMANS="people.json")
+    (tmp_path / "mine.py").write_text("")
+    commands = commands_of(name, GPUS=4, HUMANS="people.json", METHOD=tmp_path / "mine.py")
     for words in commands:
         script, args = parse(words)
         missing = {path for path in files(args, READ) if path.startswith(str(tmp_path))} - made
@@ -208,6 +210,46 @@ def test_a_method_of_ones_own_is_a_row_of_each_study(commands_of, tmp_path):
         [args] = [args for script, args in commands if script == "baselines.py" and args["method"] is not None]
         assert (args["method"], args["set"]) == (str(mine), [("n", "3")])
         assert "/ranked/" in args["inputs_addr"][0] and Path(args["output_addr"][0]).name.startswith("mine")
+
+
+def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("")
+    more = {
+        "METHOD": mine,
+        "CATEGORIES": SOCIETY,
+        "MODELS": "my/model",
+        "ROUNDS": 2,
+        "N": 3,
+        "METHOD_FLAGS": "--set n=3",
+    }
+    commands = [parse(words) for words in commands_of("rl", ROLE="search", REWARD="--length -0.1", **more)]
+    folder = f"{tmp_path}/out/model/train/{SOCIETY}/mine_rl"
+    samples = [args for _, args in commands if args.get("trace")]
+    policies = ["my/model", f"{folder}/round_1/policy/last"]
+    assert [args["model"] for args in samples] == [[("search", policy, {})] for policy in policies]
+    assert all(args["model_addr"] == "my/model" and args["set"] == [("n", "3")] for args in samples)
+    assert [args["temperature"] for args in samples] == [1, 1]
+    trained = [args for script, args in commands if script == "utils/train_generator.py"]
+    assert [args["model_addr"] for args in trained] == policies
+    assert all(args["role"] == "search" and args["score_addr"][0].endswith("_reward.json") for args in trained)
+    [table] = [args for script, args in commands if script == "utils/rounds_table.py"]
+    assert [len(paths) for paths in table["round"]] == [6, 6] and table["output_addr"] == f"{folder}/rounds.md"
+    names = ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
+    assert [system[0] for system in commands[-1][1]["system"]] == names
+    answers = [
+        args for _, args in commands if (args.get("output_addr") or [""])[0].endswith(("/mine.json", "/mine_rl.json"))
+    ]
+    assert [args["model"] for args in answers] == [[("search", path, {})] for path in ("my/model", f"{folder}/best")]
+    # Without ROLE, the command's own model learns.
+    samples = [args for _, args in map(parse, commands_of("rl", **more)) if args.get("trace")]
+    assert [(args["model"], args["model_addr"]) for args in samples] == [(None, policy) for policy in policies]
+    for name in ("planner.py", "offline.py", "nope.py"):
+        if name != "nope.py":
+            (tmp_path / name).write_text("")
+        done = study("rl", METHOD=tmp_path / name, OUT=tmp_path / "x")
+        assert done.returncode == 2 and done.stderr.startswith(f"error: METHOD={tmp_path}/{name}: ")
+    assert study("rl", OUT=tmp_path / "x").stderr.startswith("error: METHOD=: give the file of a method")
 
 
 @pytest.mark.slow

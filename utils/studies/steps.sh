@@ -64,7 +64,9 @@ step() {
 }
 
 draw() { # its script has no --dry_run
-    [ "$4" != utils/make_table.py ] || tables+=("$6") # its --output_addr
+    case $4 in
+        utils/make_table.py | utils/rounds_table.py) tables+=("$6") ;; # their --output_addr
+    esac
     GPUS=0 IS_DRAWN=1 step "$@"
 }
 

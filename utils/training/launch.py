@@ -127,6 +127,7 @@ def execute(training: Training) -> int:
         from utils.training.trainer import train
 
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
+        manifest["notes"] = list(training.notes)
         figures = train(training, run, manifest, source)
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
