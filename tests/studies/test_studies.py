@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve, text_of
+from api_server import Reply, count_tokens, default_reply, serve, text_of
 from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
@@ -365,8 +365,8 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_p
     manifests = {path.name: json.loads(path.read_text()) for path in paths}
     assert sum(made["pieces"] for made in manifests.values()) == prompts
     assert sum(made["pieces"] for name, made in manifests.items() if "_scores" in name) == verdicts
-    words = sum(len(text_of(message).split()) for request in server.requests for message in request["messages"])
-    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == words  # as the server counts
+    counted = sum(count_tokens(text_of(message)) for request in server.requests for message in request["messages"])
+    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == counted
 
     done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
     assert done.returncode == 0 and cells(done.stdout) == {"total": ["0", "0", "0", "0", "-", "-", "-"]}
