@@ -9,6 +9,7 @@ GET /requests.
 import argparse
 import hashlib
 import json
+import math
 import re
 import threading
 import time
@@ -166,7 +167,7 @@ class ChatServer(ThreadingHTTPServer):
         requests: the bodies of all requests, in order of arrival.
         paths, keys: the paths and bearer tokens of the same requests.
         most_at_once: the highest number of concurrent requests.
-        list_models: returns status and value for GET /v1/models; `lists_asked` counts these requests.
+        list_models: returns status and value, or raw bytes, for GET /v1/models; `lists_asked` counts these requests.
         system_fingerprint: part of every completion, if not None.
         classifies: whether it has /classify, whose replies are texts with a JSON list of logits.
     """
@@ -272,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, self.server.requests)
 
     def _send(self, status: int, value: Any) -> None:
-        content = json.dumps(value).encode()
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -284,8 +285,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Silence."""
 
 
+def count_tokens(text: str) -> int:
+    """Return the number of words, or a token per 8 characters if words are longer: no model has so few tokens."""
+    words = text.split()
+    return max(len(words), math.ceil(len(" ".join(words)) / 8))
+
+
 def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    prompt_tokens = sum(len(text_of(message).split()) for message in body["messages"])
+    prompt_tokens = sum(count_tokens(text_of(message)) for message in body["messages"])
     completion_tokens = len(reply.text.split()) or 1  # the token that ends the turn
     details = {"prompt_tokens_details": {"cached_tokens": prompt_tokens // 2}} if reply.tells_cached else {}
     if reply.reasoning_tokens is not None:

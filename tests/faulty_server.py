@@ -54,7 +54,8 @@ class FaultyServer(ChatServer):
         met: number of times each fault occurred.
         retry_after: the header that "429 with Retry-After" sends.
         body: what the fault "other JSON" (not in FAULTS) sends: a value, raw bytes, or a function's result for the
-            right completion; the bytes that the fault "trickle" (likewise) sends again and again.
+            right completion; the bytes that the fault "nested error" (likewise) sends with status 400, and those that
+            the fault "trickle" (likewise) sends again and again.
         answered: number of complete answers to each request (as JSON).
     """
 
@@ -136,6 +137,8 @@ class _FaultyHandler(_Handler):
         elif fault == "other JSON":
             other = self.server.body(_completion(body, reply)) if callable(self.server.body) else self.server.body
             self._send_bytes(other if isinstance(other, bytes) else json.dumps(other).encode(), "application/json")
+        elif fault == "nested error":
+            self._send_bytes(self.server.body, "application/json", status=400)
         elif fault == "trickle":  # until the client gives up
             self._send_bytes(b"", "application/json", length=10**6)
             with suppress(OSError):

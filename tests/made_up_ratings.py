@@ -3,15 +3,17 @@
 `python tests/made_up_ratings.py STUDY_key.json` writes ratings_STUDY_Ann.json and ratings_STUDY_Bo.json beside the key.
 """
 
+import argparse
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 
 def main() -> None:
-    key_addr = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("key_addr", type=Path, metavar="STUDY_key.json", help="the study's key")
+    key_addr = parser.parse_args().key_addr
     key = json.loads(key_addr.read_text(encoding="utf-8"))
     for rater, ids in key["raters"].items():
         answers = [rate(key, rater, question_id) for question_id in ids]

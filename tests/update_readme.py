@@ -1,5 +1,6 @@
 """Put the demo's table into README.md, and a picture of its report into docs/report.png (`make readme`)."""
 
+import argparse
 import base64
 import re
 import tempfile
@@ -18,6 +19,7 @@ def table_of(markdown: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     table = table_of((OUTPUT / "table.md").read_text(encoding="utf-8"))

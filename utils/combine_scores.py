@@ -5,11 +5,16 @@
       --length -0.01 --length_note intent --length_over 200
 
 A reward is the sum of the score and of the terms, each times its weight (docs/beyond_planpers.md). These weights are
-those of IAP; PR2's penalty for a wrong form is --form -0.5. A score that is an error, such as LaMP-3's, is subtracted.
+those of IAP; PR2's penalty for a wrong form is --form -0.5. A score that is an
+error, such as LaMP-3's, is subtracted. With --own 1 --own_addr FILE, a term is what the Python function
+`reward(response)` in FILE returns for an answer's object in the response file.
+
 A response without a score has no reward. A missing answer has at most the lowest reward of the question's answers.
 """
 
+import copy
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.locks import locked
@@ -51,11 +57,15 @@ def build_parser() -> cli.FlagParser:
     add("--form", type=float, default=0.0, metavar="WEIGHT",
         help="weight of a response in a wrong form: it lacks a text of --form_texts, or has them in another order "
         "(%(default)s)")
+    add("--own", type=float, default=0.0, metavar="WEIGHT",
+        help="weight of what `reward(response)` in --own_addr returns (%(default)s)")
+    add("--own_addr", metavar="FILE", help="Python file with a function `reward(response)`, which returns a number")
     add("--form_texts", nargs="+", metavar="TEXT", help="texts in the required order, such as headings")
     # fmt: on
     parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "give --contrast")
     parser.without_effect("--length_note --length_over", lambda args: not args.length, "without --length")
     parser.without_effect("--form_texts", lambda args: not args.form, "without --form", "give --form")
+    parser.without_effect("--own_addr", lambda args: not args.own, "without --own", "give --own")
     add_overwrite_argument(parser)
     return parser
 
@@ -63,14 +73,16 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.check_same_number(args, "response_addr", "score_addr", "output_addr")
-    for name, needed in (("contrast", "contrast_addr"), ("form", "form_texts")):
+    for name, needed in (("contrast", "contrast_addr"), ("form", "form_texts"), ("own", "own_addr")):
         if vars(args)[name] and vars(args)[needed] is None:
             raise UserError(f"--{name}: needs --{needed}")
     cli.check_outputs(args.output_addr, [*args.response_addr, *args.score_addr])
     prepare_derived(args.output_addr, COMBINED, args.overwrite)
     terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
+    weights |= {"own": args.own} if args.own else {}
     options = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
     options |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
+    options |= {"own_with": file_hash(args.own_addr)} if args.own else {}
     contents = [combined(*paths, weights, terms) for paths in zip(args.response_addr, args.score_addr, strict=True)]
     lower_missing_answers(contents)
     for content, response_addr, score_addr, output_addr in zip(
@@ -141,8 +153,30 @@ def terms_of(args: cli.Arguments) -> dict[str, Term]:
         in_order = ".*?".join(map(re.escape, args.form_texts))
         return re.search(in_order, response.get("raw") or "", re.DOTALL) is None
 
-    made = {"contrast": contrast, "length": length, "form": form}
+    made = {"contrast": contrast, "length": length, "form": form, "own": own_term(args.own_addr) if args.own else None}
     return {name: term for name, term in made.items() if vars(args)[name]}
+
+
+def own_term(path: str) -> Term:
+    """Return the term that a user's file computes; UserError if it has no `reward`, or that returns no number."""
+    try:
+        names = runpy.run_path(path)
+    except Exception as error:
+        raise UserError(f"--own_addr {path}: cannot be loaded: {type(error).__name__}: {error}") from None
+    if not callable(names.get("reward")):
+        raise UserError(f"--own_addr {path}: has no function `reward(response)`")
+
+    def own(question_id: str, response: dict[str, Any]) -> float:
+        try:
+            number = names["reward"](copy.deepcopy(response))
+        except Exception as error:
+            problem = f"reward raised {type(error).__name__}: {error}"
+            raise UserError(f"{path}: id {quote(question_id)}: {problem}") from None
+        if type(number) not in (int, float) or not abs(number) <= sys.float_info.max:
+            raise UserError(f"{path}: id {quote(question_id)}: reward returned {quote(number)}, not a finite number")
+        return float(number)
+
+    return own
 
 
 if __name__ == "__main__":

@@ -25,7 +25,13 @@ from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
 from utils.files.manifest import settings_of
 from utils.records.datasets import read_dataset
-from utils.records.responses import is_lamps_own, read_plans, read_responses, refuse_other_questions
+from utils.records.responses import (
+    is_lamps_own,
+    read_plans,
+    read_responses,
+    refuse_other_questions,
+    refuse_plans_of_others,
+)
 from utils.records.scores import refuse_scores_of_others
 from utils.records.tables import is_table
 from utils.runs.trace import read_turns
@@ -110,6 +116,9 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
             if not is_plans and not is_table(path):  # a CSV file does not name its dataset
                 side.turns |= read_turns(path)
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
+        answers = " and ".join(path for path in paths if kinds[path] == "responses")
+        for path in (path for path in paths if kinds[path] == "plans"):
+            refuse_plans_of_others(path, read_plans(path), side.responses, answers)
     return list(sides.values())
 
 

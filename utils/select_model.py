@@ -16,17 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.cli.errors import counted
 from utils.files.manifest import manifest_of, settings_of
 from utils.files.writing import check_could_write, replace_link
 from utils.models.hub import identify_local_model
-from utils.records.scores import Scores, metric_behind, read_scores
-from utils.tables.columns import MACRO, mean_score, scored, strata_of
-from utils.tables.comparable import check_same_content, check_same_judge
-from utils.tables.groups import with_own_groups
-from utils.tables.system_scores import System
+from utils.records.scores import metric_behind, read_scores
+from utils.tables.averages import compare_averages
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--link_addr {link}: exists and is not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     refuse_swapped(args.model_addr, args.score_addr)
-    averages, questions = compare(scores)
+    averages, questions = compare_averages(scores)
     kind = next(iter(scores.values()))
     best = (min if metric_behind(kind).lower_is_better else max)(averages)
     chosen = averages.index(best)
@@ -76,32 +71,6 @@ def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:
         models = {settings_of(path).get("model") for path in judged} - {None, identities.get(folder)}
         if others := [other for other, identity in identities.items() if identity in models]:
             raise UserError(f"{score_addr}: has scores of {others[0]}, not of {folder}\n  give both in the same order")
-
-
-def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
-    """Return each file's score as a table computes it, over the questions that all files have a score on, in words too.
-
-    The macro average is over the groups that have such questions. UserError if the files are not comparable.
-    """
-    check_same_judge(scores)
-    first_addr, first = next(iter(scores.items()))
-    task, scores = with_own_groups(tasks()[first["task"]], scores)
-    systems = {path: System(path, task, first["strategy"], {path: file_scores}) for path, file_scores in scores.items()}
-    check_same_content((entry, system.files) for system in systems.values() for entry in system.entries)
-    ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
-    for path, judged_ids in zip(systems, ids, strict=True):
-        if judged_ids != ids[0]:
-            raise UserError(f"{path}: has scores of other questions than {first_addr}; judge the same questions")
-    common = set.intersection(*({entry["id"] for entry in scored(system.questions)} for system in systems.values()))
-    if not common:
-        raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")
-    averages = []
-    for system in systems.values():
-        entries = [entry for entry in system.questions if entry["id"] in common]
-        strata = strata_of(task, entries)
-        average = strata.get(MACRO) or list(strata.values())[-1]
-        averages.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
-    return averages, f"{len(common)} of {counted(len(ids[0]), 'question')} with a score in every file"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ baselines.py. Run the same command again to resume; on SIGTERM or Ctrl-C, the cu
 """
 
 import argparse
-import math
 import os
 import sys
 from functools import partial
@@ -184,7 +183,8 @@ def main(argv: list[str] | None = None) -> int:
     score = partial(score_texts, task, name, [example.record for example in validation])
     description = describe_training(args, examples, validation, left_out)
     chat, load = window.chat, partial(lessons.load_trainer, args)
-    return launch.execute(Training(args, settings, description, selection, chat, examples, validation, score, load))
+    data = examples, validation
+    return launch.execute(Training(args, settings, description, selection, chat, *data, score, load, left_out))
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
@@ -259,8 +259,7 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    usual, at_once = lessons.objective_of(args), args.per_device_train_batch_size * launch.num_processes()
-    epoch = math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
+    usual, epoch = lessons.objective_of(args), launch.steps_per_epoch(args, num_examples)
     max_steps = epoch * args.epochs
     return args.replaced(
         max_steps=max_steps,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ def test_all_commands_work_with_it(run, dataset, tmp_path, capsys):
     run(dataset_statistics, "--inputs_addr", dataset)
     captured = capsys.readouterr()
     assert "| Questions (users) | 5 |\n| Profile size (items) | 5.0 ± 0.0 |\n" in captured.out
+
+
+@pytest.mark.parametrize("graded", [0.33, 1 / 3, 1])
+def test_the_metric_of_the_docs_may_be_graded(run, dataset, tmp_path, capsys, monkeypatch, graded):
+    """With `compute` replaced by one that gives any number from 0 to 1."""
+    task = tasks()["Trivia"]
+    metric = replace(task.metrics["exact_match"], compute=lambda record, response: graded)
+    monkeypatch.setitem(task.metrics, "exact_match", metric)
+    answers, scores, page = (tmp_path / name for name in ("answers.json", "scores.json", "report.html"))
+    answers.write_text(json.dumps({record["id"]: [{"output": "x"}] for record in json.loads(dataset.read_text())}))
+    assert run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", answers, "--score_addr", scores) == 0
+    capsys.readouterr()
+    assert run(make_table, "--system", "Mine", scores) == 0
+    assert f"| Mine | {graded:.4f} | {graded:.4f} | {graded:.4f} |" in capsys.readouterr().out
+    assert run(report, "--inputs_addr", dataset, "--system", "Mine", answers, scores, "--output_addr", page) == 0
+    content = json.loads(scores.read_text())
+    for wrong in (1.01, -0.1, True, "0.5"):
+        content["per_question_scores"][0]["details"][0]["score"] = wrong
+        scores.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=r"is not a score: a number from 0 to 1, or null"):
+            run(make_table, "--system", "Mine", scores)
 
 
 def test_the_example_of_the_docs_is_this_file():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from utils import combine_scores
+from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, publish
 
@@ -53,6 +54,24 @@ def test_a_missing_answer_has_at_most_the_lowest_reward_of_the_questions_answers
     assert first == pytest.approx({"q": -0.07, "r": -0.07, "t": 0})  # LCS "a b": 2 of 4 words in both
     assert second["q"] == pytest.approx(-0.07) and second["t"] is None
     assert second["r"] > third["r"] == pytest.approx(-0.07) and third["q"] > 0.9
+
+
+def test_a_term_of_ones_own(combine, tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text("def reward(response):\n    return len(response.pop('output') or '')\n")
+    samples = [{"q": ("abc", 0.5)}, {"q": ("a", 1.0)}]
+    flags = ("--score", 0.5, "--own", -0.1, "--own_addr", own)
+    assert [content["rewards"]["q"] for content in combine(samples, *flags)] == pytest.approx([-0.05, 0.4])
+    assert "means of the terms: score 0.5000, own 3.0000" in capsys.readouterr().out
+    for code, message in (
+        ("def reward(response): return None", "id 'q': reward returned None, not a finite number"),
+        ("def reward(response): return float('nan')", "id 'q': reward returned nan, not a finite number"),
+        ("def reward(response): return response['x']", "id 'q': reward raised KeyError: 'x'"),
+        ("def other(response): return 1", "has no function `reward"), ("1 +", "cannot be loaded: SyntaxError"),
+    ):  # fmt: skip
+        own.write_text(code)
+        with pytest.raises(UserError, match=message):
+            combine(samples, *flags, "--overwrite")
 
 
 def test_what_a_missing_answer_has_is_not_raised(combine):

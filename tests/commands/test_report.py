@@ -357,6 +357,26 @@ def test_a_system_may_have_partial_answers_and_no_scores(files):
     assert "A: its files have no plan for 1 question that it answers." in index["notes"]
 
 
+@pytest.mark.parametrize(
+    ("prompted", "plan", "belongs"),
+    [("a\nb", {"aspects": ["a", "b"]}, True), ("a\nb", {"aspects": ["a", "c"]}, False),
+     ("My plan:\n- a\n- b\n", {"aspects": ["a", "b"], "raw": "My plan:\n- a\n- b\n"}, True),
+     ("My plan:\n- a\n- b\n", {"aspects": ["a", "b"]}, True),  # a plan without its text
+     ("My plan:\n- a\n- b\n", {"aspects": ["b"], "raw": "My plan:\n- b\n"}, False),
+     (None, {"aspects": None}, True), (None, {"aspects": ["a"]}, False), ("a", {"aspects": None}, False)],
+)  # fmt: skip
+def test_plans_of_other_answers_are_refused(files, prompted, plan, belongs):
+    answers = files.responses("a.json", {"rpg_1": "x"}, plan=prompted)
+    plans = files.write("plans.json", {"rpg_1": [plan]})
+    for order in ((plans, answers), (answers, plans)):
+        if belongs:
+            assert content(files.report("--system", "A", *order))[1][0]["answers"][0]["plan"] == (plan["aspects"] or [])
+            (files.folder / "report.html").unlink()
+            continue
+        with pytest.raises(UserError, match=r"plans\.json: id 'rpg_1': not the plan with which .*a\.json was made\n"):
+            files.report("--system", "A", *order)
+
+
 def test_answers_in_lamps_own_format(tmp_path):
     source = ["--source_dir", str(ROOT / "tests/data/mini_lamp"), "--output_dir", str(tmp_path)]
     assert download_datasets.main(["--dataset", "LaMP-4", *source]) == 0

@@ -282,3 +282,18 @@ def test_missing_token_counts_are_reported_as_unknown(server, flags, output, que
 def test_malformed_model_lists_are_ignored(server, listed):
     server.list_models = lambda: (200, listed)
     assert ask_for_root("m", server.url, "key") is None and server.lists_asked == 1
+
+
+@pytest.mark.parametrize("listed", [b"[" * DEEP, b"<html></html>", b'{"data": [1, {"id": [1], "owned_by": {}}]}'])
+def test_a_list_of_models_that_cannot_be_read_is_as_good_as_none(server, flags, output, questions, listed):
+    server.list_models = lambda: (200, listed)
+    assert answer(flags, output, data=questions(1))[0] == 0 and server.lists_asked
+
+
+def test_an_error_that_is_nested_deeply_is_one_prompts(server, flags, output, questions, capsys):
+    """The client library can read it; it is one line, without what is inside."""
+    server.faults = lambda body, times: "nested error" if "number 7?" in body["messages"][-1]["content"] else None
+    server.body = b'{"error":' * 900 + b"1" + b"}" * 900
+    code, answers = answer(flags, output, data=questions(20))
+    assert code == 0 and [key for key, [one] in answers.items() if one["output"] is None] == ["q7"]
+    assert "refuses the request: {'error': {'error': " in answers["q7"][0]["reason"]

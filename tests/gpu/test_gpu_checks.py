@@ -44,6 +44,6 @@ def test_a_check_prints_its_figures_and_keeps_its_log(tmp_path):
 def test_a_dry_run_prints_the_lines_that_the_checks_look_for(monkeypatch):
     monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu(0, "card", 80 * 10**9, 80 * 10**9)])
     words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
-    lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None)])
+    lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None, "auto")])
     [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))
     assert (name, float(kib)) == (str(CHAT), 22.5) and 65 < float(gigabytes) < 72

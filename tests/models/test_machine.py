@@ -44,7 +44,8 @@ def gpus(monkeypatch, tmp_path):
 
 def describe(folder, length=4096, limit=None, **flags):
     defaults = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9, "dtype": "auto"}
-    return describe_engine(Namespace(cache_dir=None, **{**defaults, **flags}), [Loaded(str(folder), length, limit)])
+    flags = defaults | flags
+    return describe_engine(Namespace(cache_dir=None, **flags), [Loaded(str(folder), length, limit, flags["dtype"])])
 
 
 def test_without_a_gpu_the_required_size_is_reported(judge_32b):

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from api_server import Reply, serve
+from api_server import Reply, running, serve
+from faulty_server import FaultyServer
+from test_api_engine import quick  # noqa: F401 (a fixture)
 from tiny_chat import SAMPLE, save_tiny_chat
 
 import baselines
@@ -32,7 +34,7 @@ def dialogue(record, response, number=POSTS):
     return [*prompt, {"role": "assistant", "content": response}]
 
 
-def save_classifier(folder, labels=1, weight=0.3):
+def save_classifier(folder, labels=1, weight=0.3, dtype=None):
     """Write a tiny classifier with a random head."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -41,7 +43,7 @@ def save_classifier(folder, labels=1, weight=0.3):
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(folder / "chat", num_labels=labels, dtype=torch.float32)
     torch.nn.init.normal_(model.score.weight, std=weight)
-    model.save_pretrained(folder / "reward")
+    (model if dtype is None else model.to(dtype)).save_pretrained(folder / "reward")
     AutoTokenizer.from_pretrained(folder / "chat").save_pretrained(folder / "reward")
     return folder / "reward"
 
@@ -73,7 +75,7 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = save_classifier(tmp_path)
-    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", "float32")
+    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model)
     run = warm_engine.start("evaluate_responses.py", flags)
     store = tmp_path / "completions"
     for _ in range(6000):
@@ -103,6 +105,29 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     assert max(score for _, score in given) - min(score for _, score in given) > 0.01
     made = json.loads(Path(f"{scores[-1]}.manifest.json").read_text())
     assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "named", "wanted", "used"),
+    [("float32", "dtype", "auto", "float32"), ("float32", "torch_dtype", "auto", "float32"),
+     ("float32", None, "auto", "float32"), ("bfloat16", "dtype", "auto", "auto"), ("bfloat16", None, "auto", "auto"),
+     ("float32", "dtype", "bfloat16", "bfloat16")],
+)  # fmt: skip
+def test_auto_keeps_a_reward_model_in_float32(samples, tmp_path, capsys, saved, named, wanted, used):
+    """In the engine, the store, the settings and the memory; the config names the type, or the weights have it."""
+    import torch
+
+    model = save_classifier(tmp_path, dtype=getattr(torch, saved))
+    config = json.loads((model / "config.json").read_text())
+    assert config.pop("dtype") == saved
+    (model / "config.json").write_text(json.dumps(config | ({named: saved} if named else {})))
+    flags, _ = flags_of(samples, tmp_path, "--evaluator_llm", model, "--dtype", wanted, "--completions", tmp_path)
+    args = evaluate_responses.build_parser().parse_args(flags)
+    judge = choose_judge(args, lampqa.TASK.metrics["reward"].judge)
+    assert judge.flags.dtype == judge.completions.store.described["dtype"] == used
+    assert settings_of_judge(args, judge)["dtype"] == used and args.dtype == wanted
+    assert evaluate_responses.main([*flags, "--dry_run"]) == 0
+    assert f"({2 if used == 'float32' else 1} KiB per token)" in capsys.readouterr().out
 
 
 @pytest.mark.engine
@@ -338,6 +363,61 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     ):
         with pytest.raises(UserError, match=match):
             evaluate_responses.main(flags_of(samples, tmp_path / "x", "--evaluator_llm", model, "--dry_run")[0])
+
+
+WHOLE = b'{"data": [{"probs": [%s]}], "usage": {"prompt_tokens": %s}}'
+
+
+@pytest.mark.parametrize("tokens", [b"null", b"1e400", b'"7"', b"-7", b"1" + b"0" * 30, None])
+def test_a_reward_needs_no_plausible_count_of_tokens(odd, samples, tmp_path, tokens):
+    odd.bodies = [WHOLE % (b"1.5", tokens) if tokens else b'{"data": [{"probs": [1.5]}]}'] * 13
+    assert score_one(odd, samples, tmp_path) == (0, 1.5, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>Just a moment...</html>", b"", b"[" * 100_000, b"[]", b"5", b'{"data": []}', b'{"data": [{"probs": 1}]}',
+     b'{"data": [{"probs": [1]}, {"probs": [2]}]}', WHOLE % (b"1" * 5000, b"7")],
+)  # fmt: skip
+def test_a_reply_without_a_reward_is_requested_again(odd, samples, tmp_path, quick, body):
+    odd.bodies = [WHOLE % (b"1.5", b"7")] * 3 + [body] + [WHOLE % (b"1.5", b"7")] * 10
+    assert score_one(odd, samples, tmp_path, "--max_retries", 1) == (0, 1.5, 0)
+    assert len(odd.requests) == 14
+    odd.bodies = [body] * 26
+    with pytest.raises(UserError, match=r"(?s)returned no reward; check --base_url: .{0,300}\n  tried 2 times"):
+        score_one(odd, samples, tmp_path / "never", "--max_retries", 1)
+
+
+@pytest.mark.parametrize("logit", [b"NaN", b"1e400", b"1" + b"0" * 400])
+def test_a_logit_that_is_no_finite_number_is_unscored(odd, samples, tmp_path, logit):
+    odd.bodies = [WHOLE % (b"1.5", b"7")] * 12 + [WHOLE % (logit, b"7")]
+    assert score_one(odd, samples, tmp_path) == (0, 1.5, 1)
+
+
+@pytest.mark.parametrize("logits", [b"1, 2", b"", b'"1.5"', b"true", b'{"a": 1}'])
+def test_a_server_that_returns_no_single_number_is_refused(odd, samples, tmp_path, logits):
+    odd.bodies = [WHOLE % (logits, b"7")]
+    with pytest.raises(UserError, match="did not return one number: is it a reward model, with one label"):
+        score_one(odd, samples, tmp_path)
+
+
+@pytest.fixture
+def odd(monkeypatch):
+    """A server whose replies are `bodies`, one after the other."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    with running(FaultyServer(lambda request: Reply(""), lambda body, times: "other JSON")) as server:
+        server.body = lambda _: server.bodies.pop(0)
+        yield server
+
+
+def score_one(server, samples, folder, *more):
+    """Return the exit code of scoring one sample by rewards, the score and the number of unscored questions."""
+    folder.mkdir(exist_ok=True)
+    words = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--max_concurrency", 1]
+    words += ["--response_addr", samples / "split/sample_1.json", "--score_addr", folder / "scores.json"]
+    code = evaluate_responses.main(list(map(str, [*words, *api(server), *more])))
+    content = json.loads((folder / "scores.json").read_text())
+    return code, content["score"], content["num_unscored"]
 
 
 def test_a_classifier_does_not_write(samples, tmp_path):

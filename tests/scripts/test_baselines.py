@@ -365,3 +365,11 @@ def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output,
     unanswered = {"output": None, "reason": "the prompt does not fit into the model's context"}
     assert answers["q2"] == [unanswered | {"question_hash": question_hash(records[1])}]
     assert "3 posts left out for length" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["https://example.org/" + "a-very-long-address/" * 60, "天气很好" * 200])
+def test_the_mock_server_counts_long_words_as_several_tokens(server, flags, output, capsys, text):
+    """Otherwise a prompt of addresses, or in a script without spaces, would count as cut by the server."""
+    data = write_json(output.parent.parent / "data.json", [make_question(1, question=text)])
+    run(flags, output, data=data)
+    assert "the server read less than half" not in capsys.readouterr().err

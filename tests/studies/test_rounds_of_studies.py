@@ -15,6 +15,7 @@ import pytest
 from made_up_lessons import learn_rows
 from test_studies import ROOT, SAMPLE, environment_with, server, small, trained, usable_reply  # noqa: F401 (fixtures)
 from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
 
 from prompts import load_prompt, own_prompt
 from utils.methods import intent, search_then_answer
@@ -75,8 +76,8 @@ def round_of(trained, server, writer):
         "PLANPERS_FLAGS": "--max_tokens_plan 48", "TRAIN_FLAGS": f"{trained['TRAIN_FLAGS']} --lora_rank 4",
     }  # fmt: skip
 
-    def start(name, folder):
-        environment = environment_with(trained | own | {"OUT": folder})
+    def start(name, folder, **more):
+        environment = environment_with(trained | own | {"OUT": folder} | more)
         words = ["bash", f"utils/studies/{name}.sh"]
         return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, start_new_session=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
@@ -169,3 +170,39 @@ def test_a_round_killed_in_each_stage_is_the_whole_round(round_of, server, tmp_p
     before = size(folder)
     printed = finish(round_of(name, folder))
     assert "closing the engine" not in printed and size(folder) == before
+
+
+OWN = """
+from utils.methods.search_then_answer import FIRST
+
+async def answer(record, ask):
+    text = await ask(FIRST, model="search")
+    return await ask("rag", items=await ask.search(text or record["question"], k=2))
+"""
+
+
+@pytest.mark.engine
+def test_a_method_of_ones_own_learns_in_one_role(round_of, tmp_path):
+    """By the judge's score and a reward of one's own; the answers are written by the model as it is."""
+    method, reward, folder = tmp_path / "mine.py", tmp_path / "reward.py", tmp_path / "out"
+    method.write_text(OWN)
+    reward.write_text("def reward(response):\n    return len(response['output'] or '') % 7\n")
+    flags = f"--score 0.5 --own 1 --own_addr {reward}"
+    variables = {
+        "METHOD": str(method),
+        "ROLE": "search",
+        "REWARD": flags,
+        "ENCODER": str(save_tiny_encoder(tmp_path / "e")),
+    }
+    printed = finish(round_of("rl", folder, **variables))
+    [rounds] = folder.glob("chat/train/*/mine_rl/rounds.md")
+    table = folder / "chat/test/rl_mine_judge.md"
+    assert printed.endswith(f"{rounds.read_text().rstrip()}\n{rounds}\n\n{table.read_text().rstrip()}\n{table}\n")
+    [row] = re.findall(r"^\| 1 \|.*", rounds.read_text(), re.MULTILINE)
+    assert re.fullmatch(r"\| 1 \| 4 \| 16 \| \d\.\d{4} \| \d+\.\d \| \d+ \| 0\.\d{4} \|", row)
+    rows = re.findall(r"^\| ([^|]+) \|", table.read_text().replace("**", ""), re.MULTILINE)[1:]
+    assert rows == ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
+    made = json.loads((rounds.parent / "best/manifest.json").read_text())
+    assert made["settings"]["role"] == "search" and all(isinstance(note, str) for note in made["notes"])
+    again = finish(round_of("rl", folder, **variables))
+    assert "closing the engine" not in again

@@ -9,10 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve, text_of
+from api_server import Reply, count_tokens, default_reply, serve, text_of
 from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
+from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
 from utils import download_datasets, draw_questions
@@ -32,7 +33,8 @@ STUDIES = sorted(path.stem for path in FOLDER.glob("*.sh") if path.name not in S
 PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
-        "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr")  # fmt: skip
+        "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr",
+        "round")  # fmt: skip
 MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
 SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
 TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
@@ -96,9 +98,9 @@ COUNTS = {
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
     "offline_rl": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
     "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1,
-    "pr2": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
-    "planner_rl": 3 * (3 + 1 + 3 * 7 + 1 + 4 + 1) + 1,
-    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 22 + 3 * 8 + 1 + 3 * 6 + 1 + 4 + 11 + 1) + 1,
+    "pr2": 3 * (3 + 3 * 7 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 2 + 3 + 1) + 1,
+    "planner_rl": 3 * (3 + 1 + 3 * 7 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 7 + 2 + 4 + 1) + 1,
+    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 23 + 3 * 8 + 2 + 3 * 6 + 2 + 4 + 11 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -107,7 +109,8 @@ COUNTS = {
 def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(commands_of, tmp_path, name):
     """On four GPUs."""
     made = set()
-    commands = commands_of(name, GPUS=4, HUMANS="people.json")
+    (tmp_path / "mine.py").write_text("")
+    commands = commands_of(name, GPUS=4, HUMANS="people.json", METHOD=tmp_path / "mine.py")
     for words in commands:
         script, args = parse(words)
         missing = {path for path in files(args, READ) if path.startswith(str(tmp_path))} - made
@@ -173,8 +176,98 @@ def test_a_cell_of_table_2_is_chosen_by_categories_models_and_methods(commands_o
         assert parse(commands_of("table2", METHODS=methods, **cell)[-1])[1]["baseline"] == names
     with_seeds = parse(commands_of("table2", METHODS="none rag", **cell | {"SEEDS": "0 1"})[-1])[1]["baseline"]
     assert with_seeds == ["No personalization, seed 0", "No personalization, seed 1"]
-    done = study("table2", OUT=tmp_path, METHODS="mine", DRY_RUN=1, DATA=tmp_path, **cell)
-    assert done.returncode == 2 and "waits for model/train/Society_and_Culture/mine/best, which no" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "pr2", "beyond", "lamp", "longlamp"])
+def test_methods_that_a_study_does_not_know_are_refused_before_it_begins(tmp_path, name):
+    (tmp_path / "rag.py").write_text("")
+    (tmp_path / "a").mkdir()
+    for path in ("mine.py", "a/mine.py"):
+        (tmp_path / path).write_text("")
+    for methods, message in (
+        ("none mine", "METHODS: mine: unknown; give the file of a method (mine.py), or some of: none "),
+        ("none no/such.py", "METHODS: no/such.py: no such file\n"),
+        (f"none {tmp_path}/rag.py", f"METHODS: {tmp_path}/rag.py: a method here is called rag; give the file another"),
+        (f"{tmp_path}/mine.py {tmp_path}/a/mine.py", "METHODS: two are called mine\n"),
+        ("", "METHODS is empty; give some of: none "),
+    ):
+        done = study(name, OUT=tmp_path / "out", METHODS=methods)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(f"error: {message}")
+
+
+def test_a_method_of_ones_own_is_a_row_of_each_study(commands_of, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("")
+    more = {"METHODS": f"none {mine}", "METHOD_FLAGS": "--set n=3", "MODELS": "my/model", "OPENAI_MODELS": ""}
+    for name, rows in (
+        ("table2", ["No personalization", "mine"]),
+        ("pr2", ["No personalization", "mine"]),
+        ("lamp", ["No personalization", "mine, BM25, k = 4"]),
+    ):
+        small = {"CATEGORIES": SOCIETY, "TASKS": "LaMP-4", "SETTINGS": "user", "RANKERS": "bm25-okapi", "POSTS": 4}
+        commands = [parse(words) for words in commands_of(name, **more, **small)]
+        assert [system[0] for system in commands[-1][1]["system"]] == rows, name
+        [args] = [args for script, args in commands if script == "baselines.py" and args["method"] is not None]
+        assert (args["method"], args["set"]) == (str(mine), [("n", "3")])
+        assert "/ranked/" in args["inputs_addr"][0] and Path(args["output_addr"][0]).name.startswith("mine")
+
+
+def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("")
+    more = {
+        "METHOD": mine,
+        "CATEGORIES": SOCIETY,
+        "MODELS": "my/model",
+        "ROUNDS": 2,
+        "N": 3,
+        "METHOD_FLAGS": "--set n=3",
+    }
+    commands = [parse(words) for words in commands_of("rl", ROLE="search", REWARD="--length -0.1", **more)]
+    folder = f"{tmp_path}/out/model/train/{SOCIETY}/mine_rl"
+    samples = [args for _, args in commands if args.get("trace")]
+    policies = ["my/model", f"{folder}/round_1/policy/last"]
+    assert [args["model"] for args in samples] == [[("search", policy, {})] for policy in policies]
+    assert all(args["model_addr"] == "my/model" and args["set"] == [("n", "3")] for args in samples)
+    assert [args["temperature"] for args in samples] == [1, 1]
+    trained = [args for script, args in commands if script == "utils/train_generator.py"]
+    assert [args["model_addr"] for args in trained] == policies
+    assert all(args["role"] == "search" and args["score_addr"][0].endswith("_reward.json") for args in trained)
+    [table] = [args for script, args in commands if script == "utils/rounds_table.py"]
+    assert [len(paths) for paths in table["round"]] == [6, 6] and table["output_addr"] == f"{folder}/rounds.md"
+    names = ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
+    assert [system[0] for system in commands[-1][1]["system"]] == names
+    answers = [
+        args for _, args in commands if (args.get("output_addr") or [""])[0].endswith(("/mine.json", "/mine_rl.json"))
+    ]
+    assert [args["model"] for args in answers] == [[("search", path, {})] for path in ("my/model", f"{folder}/best")]
+    # Without ROLE, the command's own model learns.
+    samples = [args for _, args in map(parse, commands_of("rl", **more)) if args.get("trace")]
+    assert [(args["model"], args["model_addr"]) for args in samples] == [(None, policy) for policy in policies]
+    for name in ("planner.py", "offline.py", "nope.py"):
+        if name != "nope.py":
+            (tmp_path / name).write_text("")
+        done = study("rl", METHOD=tmp_path / name, OUT=tmp_path / "x")
+        assert done.returncode == 2 and done.stderr.startswith(f"error: METHOD={tmp_path}/{name}: ")
+    assert study("rl", OUT=tmp_path / "x").stderr.startswith("error: METHOD=: give the file of a method")
+
+
+@pytest.mark.slow
+def test_a_study_with_a_method_of_ones_own_ends_with_its_table(small, server, tmp_path):
+    """On files of one's own, which are named after their category."""
+    mine = tmp_path / "mine.py"
+    mine.write_text('async def answer(record, ask):\n    return await ask("rag", items=record.best(2))\n')
+    for split in ("train", "validation", "test"):
+        (tmp_path / f"data/{SOCIETY}_{split}.json").rename(tmp_path / f"data/forum_{split}.json")
+    server.reply = usable_reply
+    own = small | {"METHODS": f"none {mine}", "CATEGORIES": "forum", "ENCODER": save_tiny_encoder(tmp_path / "encoder")}
+    done = study("table2", **own)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "out/tiny/test/table2.md"
+    assert done.stdout.endswith(f"\n\n{path.read_text().rstrip()}\n{path}\n")
+    assert re.findall(r"^\| \**([^|*]+?)\** \|", path.read_text(), re.MULTILINE)[1:] == ["No personalization", "mine"]
+    printed = study("table2", DRY_RUN=1, **own).stdout
+    assert str(path) not in printed.rpartition("total")[2]
 
 
 @pytest.mark.parametrize("name", ["table2", "lamp", "offline_rl"])
@@ -272,8 +365,8 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_p
     manifests = {path.name: json.loads(path.read_text()) for path in paths}
     assert sum(made["pieces"] for made in manifests.values()) == prompts
     assert sum(made["pieces"] for name, made in manifests.items() if "_scores" in name) == verdicts
-    words = sum(len(text_of(message).split()) for request in server.requests for message in request["messages"])
-    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == words  # as the server counts
+    counted = sum(count_tokens(text_of(message)) for request in server.requests for message in request["messages"])
+    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == counted
 
     done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
     assert done.returncode == 0 and cells(done.stdout) == {"total": ["0", "0", "0", "0", "-", "-", "-"]}

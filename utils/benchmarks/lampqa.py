@@ -160,7 +160,7 @@ METRICS = {
         judge=Judge("lampqa/aspect_judge", aspect_messages, ASPECT_OUTPUT, ASPECT_SCALE)),
     "direct": Metric(
         ("narrative",), judge_inputs, lambda record, verdicts: direct.entry(*verdicts), direct.summarize,
-        direct.score_of,
+        direct.level_of,
         judge=Judge("lampqa/direct_judge", direct_messages, LEVEL)),
     "pairwise": Metric(
         ("narrative",), judge_inputs, lambda record, verdicts: pairwise.entry(verdicts), pairwise.summarize, None,

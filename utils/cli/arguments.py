@@ -69,7 +69,8 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         help="copies of the model, each on its own GPUs (%(default)s)")
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
-        help="type of the weights; `auto`: the model's own type, or float32 on a CPU without bfloat16 (%(default)s)")
+        help="type of the weights; `auto`: the model's own type, but 16 bits for a float32 model that is not a reward "
+        "model or an encoder-decoder, and float32 on a CPU without bfloat16 (%(default)s)")
     add("--enforce_eager", action="store_true",
         help="do not use CUDA graphs: starts sooner, runs slower (off; always on for a CPU)")
     add("--reasoning_parser", metavar="NAME",

@@ -33,6 +33,7 @@ from utils.generation.api_server import (
     address_of,
     field_of,
     find_secrets,
+    parse,
     problem_of,
     read_usage,
     text_and_thoughts,
@@ -127,20 +128,16 @@ class APIEngine:
         address = f"{str(self._client.base_url).rstrip('/').removesuffix('/v1')}/classify"
         body = {"model": model, "messages": prompt, "use_activation": False}
         async with self._alone_at_first((model, False)):
+
+            async def send() -> Rewarded:
+                response = await self._explained(self._client.post(address, body=body, cast_to=Response))
+                return self._read_reward(response.content, model)
+
             try:
                 with self._noting_answer(model, prompt):
-                    reply = await self._insist(
-                        lambda: self._explained(self._client.post(address, body=body, cast_to=Response))
-                    )
-                    content = reply.json()
-                    [logit] = content["data"][0]["probs"]
-                    tokens = content["usage"]["prompt_tokens"]
-                    return Rewarded(float("nan") if logit is None else float(logit), int(tokens))
+                    return await self._insist(send)
             except AbsentError:
                 raise UserError(f"{model}: the {self.device} has no /classify; serve the model with vLLM") from None
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-                problem = "did not return one number: is it a reward model, with one label?"
-                raise UserError(f"{model}: the {self.device} {problem}") from None
 
     async def _look_at_server(self, model: str) -> bool:
         """Return whether the server of a model is one of VLLM_LIKE, according to its list of models.
@@ -150,11 +147,11 @@ class APIEngine:
         async with self._looking:
             if model not in self._is_vllm_like:
                 client, owners = self._client.with_options(timeout=ROOT_SECONDS), set()
-                with suppress(UserError, RefusedError, ValueError, KeyError, TypeError, AttributeError):  # no such list
-                    reply = await self._explained(client.get("/models", cast_to=Response))
-                    entries = reply.json()["data"]  # SGLang answers under any name
-                    same = [entry for entry in entries if entry.get("id") == model] or entries
-                    owners = {entry.get("owned_by") for entry in same}
+                with suppress(UserError, RefusedError):  # no such list
+                    reply = parse((await self._explained(client.get("/models", cast_to=Response))).content)
+                    entries = field_of(reply, "data", list) or []  # SGLang answers under any name
+                    same = [entry for entry in entries if field_of(entry, "id", str) == model] or entries
+                    owners = {field_of(entry, "owned_by", str) for entry in same}
                 self._is_vllm_like[model] = not owners.isdisjoint(VLLM_LIKE)
             return self._is_vllm_like[model]
 
@@ -289,21 +286,14 @@ class APIEngine:
 
         `request` is the body of the request.
         """
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):  # also for numbers of thousands of digits and endless nesting
-            answer = None
-        choices, error = field_of(answer, "choices", list), field_of(answer, "error", dict)
-        if choices is None and (status := field_of(error, "code", int)):
-            raise self._problem(status, None, field_of(error, "message", object))
+        answer = parse(content)
+        choices = field_of(answer, "choices", list)
         # For a blocked prompt or answer, the list of choices is empty, or its choice has no message.
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
         text, thoughts = text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
-        # A server that is not an OpenAI-compatible API may answer 200 with a web page or an error.
         if text is None:
-            shown = self._one_line(error or content.decode(errors="replace"))
-            raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {shown}")
+            raise self._problem_in(content, "completion")
         is_broken = field_of(choice, "error", dict)  # OpenRouter: the provider failed in the middle
         finish_reason = "error" if is_broken else self._one_line(choice.get("finish_reason") or "unknown")
         if finish_reason.lower().startswith("content_filter"):
@@ -344,6 +334,34 @@ class APIEngine:
             system_fingerprint=self._one_line(state) if state else None,
             answered_by=self._one_line(name) if name not in (None, "", request["model"]) else None,
         )
+
+    def _read_reward(self, content: bytes, model: str) -> Rewarded:
+        """Return the reward in the body of a response of /classify; UnavailableError if it has no list of logits.
+
+        UserError if that list is not one number.
+        """
+        answer = parse(content)
+        data = field_of(answer, "data", list)
+        logits = field_of(data[0], "probs", list) if data and len(data) == 1 else None
+        if logits is None:
+            raise self._problem_in(content, "reward")
+        if len(logits) != 1 or type(logits[0]) not in (int, float, type(None)):
+            problem = "did not return one number: is it a reward model, with one label?"
+            raise UserError(f"{model}: the {self.device} {problem}")
+        try:
+            reward = math.nan if logits[0] is None else float(logits[0])
+        except OverflowError:  # a whole number beyond those of a float, as 1e400 is one
+            reward = math.inf
+        usage = read_usage(field_of(answer, "usage", dict))
+        return Rewarded(reward, usage.prompt, usage.cached)
+
+    def _problem_in(self, content: bytes, wanted: str) -> Exception:
+        """Return the exception for a response with status 200 whose body has no `wanted`: a web page, or an error."""
+        error = field_of(parse(content), "error", dict)
+        if status := field_of(error, "code", int):
+            return self._problem(status, None, field_of(error, "message", object))
+        shown = self._one_line(error or content.decode(errors="replace"))
+        return UnavailableError(f"the {self.device} returned no {wanted}; check --base_url: {shown}")
 
     def _problem(
         self, status: int, code: str | None, text: object, param: str | None = None, whole: str = ""

@@ -1,6 +1,7 @@
 """Read the replies of OpenAI-compatible APIs: completions, errors, and the list of models."""
 
 import asyncio
+import json
 import re
 from base64 import b64encode
 from typing import Any, NamedTuple, TypeVar
@@ -71,18 +72,31 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     return None
 
 
+def parse(content: bytes) -> Any:
+    """Return the JSON value in a reply's body; None if it is not JSON, or has numbers or nesting beyond Python's."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
 def field_of(value: Any, name: str, kind: type[T]) -> T | None:
     """Return a field of a JSON object; None unless it exists and has the type `kind`."""
     field = value.get(name) if isinstance(value, dict) else None
     return field if isinstance(field, kind) else None
 
 
-def without_inputs(error: Any) -> Any:
-    """Return an error's body without the fields named `input`, in which pydantic's errors repeat the request."""
+def without_inputs(error: Any, levels: int = 20) -> Any:
+    """Return an error's body without the fields named `input`, in which pydantic's errors repeat the request.
+
+    What is nested more than `levels` deep is left out.
+    """
+    if isinstance(error, list | dict) and not levels:
+        return "..."
     if isinstance(error, list):
-        return list(map(without_inputs, error))
+        return [without_inputs(value, levels - 1) for value in error]
     if isinstance(error, dict):
-        return {name: without_inputs(value) for name, value in error.items() if name != "input"}
+        return {name: without_inputs(value, levels - 1) for name, value in error.items() if name != "input"}
     return error
 
 

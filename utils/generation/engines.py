@@ -23,7 +23,7 @@ from utils.generation.store import ModelStore, models_of_server
 from utils.generation.thinking import NO_PARSER
 from utils.generation.vllm_engine import VLLMEngine
 from utils.models.adapters import adapter_base
-from utils.models.hub import MissingError, identify_local_model, model_file, model_fingerprint
+from utils.models.hub import MissingError, find_headers, identify_local_model, model_file, model_fingerprint
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 OpenAPI = Callable[[Namespace, str], Engine]  # opens an API's engine, from flags and key; utils/batch.py has its own
@@ -129,7 +129,9 @@ def choose_model(
     """
     addr = flags.model_addr
     identity = identity or identify_model(flags, addr, for_api)
-    if not flags.openai and not fields.get("gives_rewards") and is_classifier(addr, flags.cache_dir):
+    if not flags.openai and fields.get("gives_rewards"):
+        flags = flags.replaced(dtype=dtype_of_rewards(flags))
+    elif not flags.openai and is_classifier(addr, flags.cache_dir):
         raise UserError(f"{addr}: is a classifier, which writes no text; give a chat model")
     is_adapter = not flags.openai and adapter_base(addr)
     trained = trained_settings(addr, flags.cache_dir) if is_adapter else {}
@@ -168,6 +170,22 @@ def is_classifier(model_addr: str, cache_dir: str | None) -> bool:
     if is_one and num_labels != 1:
         raise UserError(f"{model_addr}: has {num_labels} labels; a reward model has one")
     return is_one
+
+
+def dtype_of_rewards(flags: Namespace) -> str:
+    """Return --dtype for a local reward model: with `auto`, float32 if that is the model's own type.
+
+    Otherwise vLLM would run such a classifier in float16, which changes its rewards.
+    """
+    if flags.dtype != "auto":
+        return flags.dtype
+    config = _read_config(flags.model_addr, flags.cache_dir)
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    own = next((part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)), None)
+    if own is None:  # then, as in vLLM, the weights decide
+        headers = find_headers(adapter_base(flags.model_addr) or flags.model_addr, flags.cache_dir)
+        own = "float32" if not headers or any(kind == "F32" for _, kind in headers.values()) else None
+    return "float32" if own == "float32" else "auto"
 
 
 def pads_with_end(model_addr: str, cache_dir: str | None) -> bool:

@@ -79,6 +79,7 @@ class Loaded(NamedTuple):
     name: str
     length: int
     limit: int | None  # the model's own limit; None if its config does not say
+    dtype: str  # --dtype; a reward model's may differ from the other models'
 
 
 # Before a run
@@ -253,7 +254,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     utilization = args.gpu_memory_utilization
     base = adapter_base(name) or name
     config = load_config(cached_folder(base, args.cache_dir))
-    size = read_size(find_headers(base, args.cache_dir), config, args.dtype)
+    size = read_size(find_headers(base, args.cache_dir), config, model.dtype)
     if size is None:
         return [f"note: {name}: unknown memory requirements"]
     if size.heads % num_gpus:

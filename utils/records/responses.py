@@ -20,6 +20,7 @@ from utils.cli import UserError, describe_missing
 from utils.cli.errors import counted, first_five, kind, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import manifest_of, settings_of
+from utils.parsing.plans import one_line, plan_text
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds
 from utils.records.tables import is_table, table_rows
@@ -139,6 +140,29 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one plan, a list of titles or null."""
     return _check_samples(read_json(path), path, _Plan, 'plans look like {"question id": [{"aspects": ["title"]}]}')
+
+
+def refuse_plans_of_others(plans_addr: str, plans: dict[str, Any], responses: dict[str, Any], where: str) -> None:
+    """Raise UserError if a response had another plan in its prompt than the file of plans has for it.
+
+    Without a field `plan`, nothing is known. `where` names the files of the responses.
+    """
+    for question_id, answers in responses.items():
+        for answer, plan in zip(answers, plans.get(question_id, ()), strict=False):
+            if "plan" in answer and not _has_plan(answer["plan"], plan):
+                raise UserError(
+                    f"{plans_addr}: id {quote(question_id)}: not the plan with which {where} was made\n"
+                    "  give the plans of these responses, from <output>.plans.json"
+                )
+
+
+def _has_plan(prompted: Any, plan: dict[str, Any]) -> bool:
+    """Return whether a plan in a prompt, None without one, is this plan of a file: its titles, or its text."""
+    if not plan["aspects"] or prompted is None:
+        return not plan["aspects"] and prompted is None
+    titles = [one_line(title) for title in plan["aspects"]]
+    listed = [line[2:] for line in str(prompted).splitlines() if line.startswith("- ")]  # after a lead-in
+    return prompted in (plan_text(titles), plan.get("raw")) or listed == titles
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, expected: str) -> dict[str, list[dict[str, Any]]]:

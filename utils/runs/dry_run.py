@@ -127,7 +127,7 @@ def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stage
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
         elif isinstance(model.chat, LocalChat):
-            loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit))
+            loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit, model.flags.dtype))
     for stage in stages:
         tokens = max((model.window.max_tokens for model in stage.models.values()), default=0)
         num_pieces = sum(len(output.keys or ()) for output in stage.outputs)

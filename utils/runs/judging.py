@@ -237,8 +237,10 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
-    if judge.gives_rewards and not args.openai and pads_with_end(judge.addr, args.cache_dir):
-        shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
+    if judge.gives_rewards and not args.openai:
+        shown["dtype"] = judge.flags.dtype
+        if pads_with_end(judge.addr, args.cache_dir):
+            shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
     return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown
 
 

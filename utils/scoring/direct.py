@@ -14,13 +14,21 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the level in an entry's details, None if missing; ValueError if the details are not exactly one level."""
+    """Return the score in an entry's details, None if missing; ValueError if the details are not exactly one score."""
     if len(details) != 1 or not isinstance(details[0], dict):
-        raise ValueError("field 'details' is not one level of direct scoring")
-    level = details[0].get("score")
-    if level is not None and (type(level) not in (int, float) or level not in LEVELS):
+        raise ValueError("field 'details' is not one score of a whole response")
+    number = details[0].get("score")
+    if number is not None and not (type(number) in (int, float) and 0 <= number <= 1):
+        raise ValueError(f"{number!r} is not a score: a number from 0 to 1, or null")
+    return 0 if number is None and unscored_as_zero else number
+
+
+def level_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
+    """Return the level of direct scoring in an entry's details, as `score_of` does; ValueError for other numbers."""
+    level = score_of(details, unscored_as_zero)
+    if level is not None and level not in LEVELS:
         raise ValueError(f"{level!r} is not a level: one of {', '.join(map(str, LEVELS))}, or null")
-    return 0 if level is None and unscored_as_zero else level
+    return level
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:

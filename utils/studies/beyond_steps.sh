@@ -20,20 +20,26 @@ QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
 titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)")
-from=train    # the split that is sampled and judged
-per_update=32 # texts that an update of a training learns from
+from=train         # the split that is sampled and judged
+per_update=32      # texts that an update of a training learns from
+reward=()          # terms of utils/combine_scores.py; none: the judge's scores are the rewards
+calls=samples.json # the file beside which the trace of the calls to learn from is
 
-compare() { # STUDY METHOD...: train and answer by these methods, and a table of them
-    local study=$1 method split
+compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and a table of them
+    local study=$1 method split methods
+    METHODS=${METHODS-${*:2}}
+    name_methods "$known $trained rubric_best"
     for category in $CATEGORIES; do
         for split in train validation "$SPLIT"; do rank "$split"; done
+        [[ " $METHODS " != *" rag_random "* ]] || rank_with_random_profile
         answers=()
         for model in $MODELS; do
-            for method in "${@:2}"; do
+            for method in "${methods[@]}"; do
                 case $method in
                     planpers) train_once ;;
                     offline_rl | dpo) offline_rl "$method" ;;
                     vac | grasp | rubric_best | pr2 | iap | planner_rl) "$method" ;;
+                    *_rl) own_rl "$method" ;;
                 esac
                 [ "$method" = rubric_best ] || answer "$method"
             done
@@ -42,11 +48,11 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
     done
     for model in $MODELS; do
         systems=() baselines=() spread=()
-        for method in "${@:2}"; do
+        for method in "${methods[@]}"; do
             if [ "$method" = rubric_best ]; then # it is made with one seed
                 SEEDS=0 row "${titles[$method]}" "$method"
             else
-                row "${titles[$method]}" "$method"
+                row "${titles[$method]-$method}" "$method"
             fi
         done
         table=${model##*/}/$SPLIT/$study$(judge_suffix)
@@ -181,33 +187,45 @@ grasp() { # distill a teacher that sees the rubric, on questions that it answers
 
 pr2() { # the policy decides what to search; the first sample of each question answers without a search
     local sampling=(--set bare=first --temperature 1 --top_p 0.95) learning=(--advantage pr2)
-    reinforce pr2 $((5 * N - 4)) "$model"
+    LIMIT=$QUESTIONS cost pr2 $((5 * N - 4)) "$N" "$ROUNDS"
+    reinforce pr2 "$model"
 }
 
 iap() { # the policy writes the intent before the answer, and is to answer otherwise than the untrained model
     local sampling=(--temperature 0.8 --top_p 0.95 --max_tokens 1024) learning=(--kl 0.01)
-    reinforce iap $((N + 1)) "$model"
+    local reward=(--contrast -0.1 --length -0.01 --length_note intent --length_over 200)
+    LIMIT=$QUESTIONS cost iap $((N + 1)) "$N" "$ROUNDS"
+    reinforce iap "$model"
 }
 
-intent_rewards() { # ROUND'S FOLDER: IAP's rewards take the place of the verdicts
-    local plain=$1/plain weights rewards=("${verdicts[@]/%.json/_reward.json}")
-    weights=(--contrast -0.1 --contrast_addr "$OUT/$plain.json" --length -0.01 --length_note intent --length_over 200)
-    sample "$plain" "" 1 baselines.py --rag --model_addr "$model"
-    draw "$1/samples_rewards" "$plain $1/samples_split $1/samples_scores" python utils/combine_scores.py \
-        --response_addr "${samples[@]}" --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${weights[@]}"
+combine() { # ROUND'S FOLDER: rewards of the scores and the terms in `reward` take the place of the verdicts
+    local waits="$1/samples_split $1/samples_scores" terms=("${reward[@]}") rewards=("${verdicts[@]/%.json/_reward.json}")
+    if [[ " ${reward[*]} " == *" --contrast "* ]]; then # with the untrained model's answers
+        sample "$1/plain" "" 1 baselines.py --rag --model_addr "$model"
+        waits="$1/plain $waits" terms+=(--contrast_addr "$OUT/$1/plain.json")
+    fi
+    draw "$1/samples_rewards" "$waits" python utils/combine_scores.py \
+        --response_addr "${samples[@]}" --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${terms[@]}"
     verdicts=("${rewards[@]}")
 }
 
 planner_rl() { # the planner learns from the scores of the answers; the generator stays as it is
-    local sampling=(--temperature 1) learning=(--role planner)
+    local sampling=(--temperature 1) learning=(--role planner) calls=samples.json.plans.json
     train_once
-    reinforce planner_rl $((2 * N)) "$OUT/planner/$category/best" "planner/$category"
+    LIMIT=$QUESTIONS cost planner_rl $((2 * N)) "$N" "$ROUNDS"
+    reinforce planner_rl "$OUT/planner/$category/best" "planner/$category"
 }
 
-reinforce() { # METHOD ANSWERS POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS each; ANSWERS is per question, of its cost
-    local folder=${model##*/}/train/$category/$1 policy=$3 before=${4-} round name flags by models=() scores=() waits=()
-    local samples verdicts trace LIMIT=$QUESTIONS per_update=64 from judged
-    cost "$1" "$2" "$N" "$ROUNDS"
+own_rl() { # NAME_rl: the model of one role of a method of one's own learns
+    local sampling=(--temperature 1) learning=(--role "$role") reward=(${REWARD-})
+    reinforce "$1" "$model"
+}
+
+# reinforce METHOD POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS each, a table of them, and a link to the best one. The
+# caller sets `sampling` and `learning`, flags of the two commands, and perhaps `reward` and `calls`.
+reinforce() {
+    local folder=${model##*/}/train/$category/$1 policy=$2 before=${3-} round name flags by models=() scores=() waits=()
+    local samples verdicts LIMIT=$QUESTIONS per_update=64 from judged rounds=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round from=train_round_$round
         [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
@@ -216,14 +234,16 @@ reinforce() { # METHOD ANSWERS POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS ea
         answering "$1" "$policy"
         sample "$name/samples" "$before" "$N" "${flags[@]}" --model_addr "$by" --trace "${sampling[@]}"
         judge_samples "$name/samples" "$N"
-        judged=$name/samples_scores trace=$name/samples.json.trace.jsonl
-        [ "$1" != planner_rl ] || trace=$name/samples.json.plans.json.trace.jsonl
-        [ "$1" != iap ] || { intent_rewards "$name" && judged=$name/samples_rewards; }
-        learn "$name/policy" "$name/samples $judged $before" "$policy" --objective grpo --trace_addr "$OUT/$trace" \
-            --response_addr "$OUT/$name/samples.json" --score_addr "${verdicts[@]}" "${learning[@]}"
+        judged=$name/samples_scores
+        [ -z "${reward[*]}" ] || { combine "$name" && judged=$name/samples_rewards; }
+        learn "$name/policy" "$name/samples $judged $before" "$policy" --objective grpo \
+            --trace_addr "$OUT/$name/$calls.trace.jsonl" --response_addr "$OUT/$name/samples.json" \
+            --score_addr "${verdicts[@]}" "${learning[@]}"
         validate "$name" "$1"
+        rounds+=(--round "$OUT/$name/samples.json" "$OUT/$name/policy/last" "${scores[-1]}" "${verdicts[@]}")
         policy=$OUT/$name/policy/last before=$name/policy
     done
+    draw "$folder/rounds" "${waits[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
     select_round "$folder"
 }
 

@@ -7,10 +7,11 @@
 STUDY=${STUDY-lamp} OUT=${OUT-output/lamp}
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct}
 OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
-POSTS=${POSTS-1 4}
+POSTS=${POSTS-1 4} METHODS=${METHODS-none rag}
 PAPER=${PAPER-FlanT5-base}
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
 check_models
+name_methods "none rag"
 
 for setting in $SETTINGS; do
     for task in $TASKS; do
@@ -27,12 +28,22 @@ for model in $MODELS $OPENAI_MODELS; do
         for task in $TASKS; do
             begin_task ""
             data=${task}_${setting}_$SPLIT
-            GPUS=$gpus answer "No personalization" none "" "${with[@]}" --inputs_addr "$DATA/$data.json"
-            for ranker in $RANKERS; do
-                ranked=ranked/${data}_by_$ranker
-                for k in $POSTS; do
-                    GPUS=$gpus answer "${titles[$ranker]}, k = $k" "rag_by_${ranker}_k$k" "$ranked" "${with[@]}" \
-                        --rag --num_contexts "$k" --inputs_addr "$OUT/$ranked.json"
+            for method in "${methods[@]}"; do
+                case $method in
+                    none)
+                        GPUS=$gpus answer "No personalization" none "" "${with[@]}" --inputs_addr "$DATA/$data.json"
+                        continue
+                        ;;
+                    rag) title='' flags=(--rag) ;;
+                    # shellcheck disable=SC2206 # they are words
+                    *) title="$method, " flags=(--method "${own[$method]}" ${METHOD_FLAGS-}) ;;
+                esac
+                for ranker in $RANKERS; do
+                    ranked=ranked/${data}_by_$ranker
+                    for k in $POSTS; do
+                        GPUS=$gpus answer "$title${titles[$ranker]}, k = $k" "${method}_by_${ranker}_k$k" "$ranked" \
+                            "${with[@]}" "${flags[@]}" --num_contexts "$k" --inputs_addr "$OUT/$ranked.json"
+                    done
                 done
             done
             score

@@ -18,7 +18,11 @@ source utils/studies/steps.sh
 check_models
 answers=() scored=() systems=() baselines=() spread=()
 declare -A titles=([none]="No personalization" [rag_random]="RAG (random profile)" [rag]="RAG (asker's profile)"
-    [planpers]=PlanPers [best_of_n]="Best of 8 by a blind judge" [pathways]="Pathways of Thoughts")
+    [planpers]=PlanPers [planpers_gold]="PlanPers, gold plans" [best_of_n]="Best of 8 by a blind judge"
+    [pathways]="Pathways of Thoughts" [search_then_answer]="PR2, untrained" [intent]="IAP, untrained")
+known="none rag_random rag planpers planpers_gold best_of_n pathways search_then_answer intent" # names of METHODS
+role=generator # of a method of one's own, whose model rl.sh trains
+trained="offline_rl dpo vac grasp pr2 iap planner_rl" # further ones, in the studies that train (beyond_steps.sh)
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
     [ -z "${jobs[ranked/${category}_$1]-}" ] || return 0
@@ -58,7 +62,13 @@ answer() { # METHOD [POSTS]: an output for each seed
             flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json"
                 $(answer_flags ${PLANPERS_FLAGS-}))
             ;;
-        best_of_n | pathways) waits=$ranked flags=(baselines.py --method "$1" --inputs_addr "$OUT/$ranked.json") ;;
+        best_of_n | pathways | search_then_answer | intent)
+            waits=$ranked flags=(baselines.py --method "$1" --inputs_addr "$OUT/$ranked.json")
+            ;;
+        "${own[$1]+$1}")
+            own_method "${own[$1]}" "$model"
+            waits=$ranked flags+=(--inputs_addr "$OUT/$ranked.json")
+            ;;
         *) # the policy that a study in beyond_steps.sh trained
             policy=${model##*/}/train/$category/$1/best waits="$ranked $policy"
             answering "$1" "$OUT/$policy"
@@ -80,7 +90,15 @@ answering() { # METHOD POLICY: sets `flags` and the model `by` which a policy th
         pr2) flags=(baselines.py --method search_then_answer) ;;
         iap) flags=(baselines.py --method intent) ;;
         planner_rl) flags=(planpers.py --rag --planner_model "$2") by=$model ;; # the generator stays as it is
+        *_rl) [ -z "${own[${1%_rl}]-}" ] || own_method "${own[${1%_rl}]}" "$2" ;; # rl.sh
     esac
+}
+
+own_method() { # FILE POLICY: sets `flags` and `by` for a method of one's own, with the model POLICY in its $role
+    flags=(baselines.py --method "$1" ${METHOD_FLAGS-}) by=$2
+    if [ "$role" != generator ]; then
+        flags+=(--model "$role=$2") by=$model
+    fi
 }
 
 answer_name() { # CATEGORY METHOD POSTS SEED: without $OUT and .json

@@ -10,11 +10,14 @@
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
+#   METHOD_FLAGS                further flags of methods of one's own (METHODS="none mine.py")
 set -euo pipefail
 [ -f utils/studies/steps.sh ] || { echo "error: run studies from the root of the repository" >&2 && exit 2; }
 GPUS=${GPUS:-1} OUT=${OUT%/}
 [[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: give a folder without spaces and %" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
+declare -A own=()  # the file of each method of one's own, by name
+tables=()          # files that the study ends with
 mistakes=0 counted='' # the folder of a dry run's figures
 [ -z "${DRY_RUN-}" ] || counted=$(mktemp -d)
 trap finish EXIT
@@ -26,7 +29,19 @@ finish() {
         rm -r "$counted"
     fi
     [ "$code" != 0 ] || [ "$mistakes" = 0 ] || code=2
+    [ "$code" != 0 ] || [ -n "$counted" ] || show_tables
     exit "$code"
+}
+
+show_tables() {
+    local one
+    for one in "${tables[@]}"; do
+        if [ -n "${SBATCH+set}" ]; then
+            printf '\n%s: the table, once its job has ended\n' "$one"
+        elif [ -f "$one" ]; then
+            printf '\n%s\n%s\n' "$(<"$one")" "$one"
+        fi
+    done
 }
 
 step() {
@@ -49,6 +64,9 @@ step() {
 }
 
 draw() { # its script has no --dry_run
+    case $4 in
+        utils/make_table.py | utils/rounds_table.py) tables+=("$6") ;; # their --output_addr
+    esac
     GPUS=0 IS_DRAWN=1 step "$@"
 }
 
@@ -89,6 +107,30 @@ check_models() {
     here=($MODELS) behind=($OPENAI_MODELS)
     MODELS=${here[*]%/} OPENAI_MODELS=${behind[*]%/}
     [ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
+}
+
+# name_methods "NAMES": sets `methods`, the names of METHODS, which are some of these or files of one's own, and `own`
+name_methods() {
+    local method name
+    methods=()
+    for method in $METHODS; do
+        name=$method
+        if [[ $method == *.py ]]; then
+            name=${method##*/} name=${name%.py}
+            [ -f "$method" ] || { echo "error: METHODS: $method: no such file" >&2 && exit 2; }
+            if [[ " $1 ${trained-} " == *" $name "* ]]; then
+                echo "error: METHODS: $method: a method here is called $name; give the file another name" >&2 && exit 2
+            fi
+            own[$name]=$method
+        elif [[ " $1 " != *" $method "* ]]; then
+            echo "error: METHODS: $method: unknown; give the file of a method (mine.py), or some of: $1" >&2 && exit 2
+        fi
+        if [[ " ${methods[*]-} " == *" $name "* ]]; then
+            echo "error: METHODS: two are called $name" >&2 && exit 2
+        fi
+        methods+=("$name")
+    done
+    [ -n "${methods[*]-}" ] || { echo "error: METHODS is empty; give some of: $1" >&2 && exit 2; }
 }
 
 # answer_flags FLAGS: prints them, without prices if the model of `access` is a local one, which refuses them

@@ -5,9 +5,10 @@
 #   DRY_RUN=1 bash utils/studies/table2.sh                        # what they would ask, and what they would refuse
 #   SBATCH="--partition=gpu" bash utils/studies/table2.sh         # as SLURM jobs
 #   MODELS=my/model OPENAI_MODELS= SEEDS="0 1 2" bash utils/studies/table2.sh
-#   METHODS="none rag" bash utils/studies/table2.sh               # some rows; best_of_n and pathways are rows too
+#   METHODS="none rag mine.py" bash utils/studies/table2.sh       # other rows, also of a method of one's own
 STUDY=${STUDY-table2} METHODS=${METHODS-none rag_random rag planpers}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
+name_methods "$known"
 
 for category in $CATEGORIES; do
     [ "$METHODS" = none ] || rank "$SPLIT"
@@ -17,7 +18,7 @@ done
 for category in $CATEGORIES; do
     answers=()
     for model in $MODELS $OPENAI_MODELS; do
-        for method in $METHODS; do
+        for method in "${methods[@]}"; do
             answer "$method"
         done
     done
@@ -25,9 +26,9 @@ for category in $CATEGORIES; do
 done
 for model in $MODELS $OPENAI_MODELS; do
     systems=() baselines=() spread=()
-    for method in $METHODS; do row "${titles[$method]-$method}" "$method"; done
+    for method in "${methods[@]}"; do row "${titles[$method]-$method}" "$method"; done
     # shellcheck disable=SC2206 # they are words
-    methods=($METHODS) seeds=($SEEDS)
+    seeds=($SEEDS)
     if ((${#baselines[@]} == ${#methods[@]} * ${#seeds[@]})); then # nothing else to test: the first method is the baseline
         baselines=("${baselines[@]:0:${#methods[@]}>1?${#seeds[@]}:0}")
     fi

@@ -67,6 +67,7 @@ class Training:
     validation: list[Example]  # if empty, nothing is evaluated
     score: Callable[[Texts], dict[str, float]]  # returns an evaluation's figures
     load_trainer: Callable[[], type]  # imports torch
+    notes: Sequence[str] = ()  # what was left out of the data, and why, for the manifest
 
     @property
     def value_bytes(self) -> int:

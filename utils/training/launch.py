@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from argparse import Namespace
 from datetime import timedelta
@@ -126,6 +127,7 @@ def execute(training: Training) -> int:
         from utils.training.trainer import train
 
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
+        manifest["notes"] = list(training.notes)
         figures = train(training, run, manifest, source)
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
@@ -145,15 +147,15 @@ def describe(training: Training, run: Run) -> None:
     say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
     if not isinstance(args.dry_run, str) or not cli.is_first_process():
         return
-    steps = args.max_steps - (step_of(run.checkpoint) if run.checkpoint else 0)
-    num_examples = steps * effective_batch_size(args)
+    done = step_of(run.checkpoint) if run.checkpoint else 0
+    num_examples = count_learnt(args, len(training.examples), done)
     # Examples whose text the model samples have no known length.
     lengths = [example.length * (2 if example.rejected else 1) for example in training.examples if example.target]
     row = {
         "outputs": [args.output_dir],
         "unit": "examples",
         "model": args.model_addr,
-        "steps": steps,
+        "steps": args.max_steps - done,
         "examples": num_examples,
         "tokens": round(num_examples * sum(lengths) / len(lengths)) if lengths else None,
         "value_bytes": value_bytes,
@@ -203,6 +205,27 @@ def num_processes() -> int:
 def effective_batch_size(args: Namespace) -> int:
     """Return the number of questions per step, over all processes."""
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
+
+
+def steps_per_epoch(args: Namespace, num_examples: int) -> int:
+    """Return the number of steps in which each example is learnt once; the last one may have fewer examples."""
+    at_once = args.per_device_train_batch_size * num_processes()
+    return math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
+
+
+def count_learnt(args: Namespace, num_examples: int, done: int) -> int:
+    """Return how many examples the steps after the first `done` learn, each once per epoch.
+
+    With several processes, the last batches of an epoch are filled with its first examples.
+    """
+    size, at_once = effective_batch_size(args), args.per_device_train_batch_size * num_processes()
+    whole = num_examples if num_processes() == 1 else math.ceil(num_examples / at_once) * at_once
+    epoch = steps_per_epoch(args, num_examples)
+
+    def learnt(steps: int) -> int:
+        return steps // epoch * whole + min(steps % epoch * size, whole)
+
+    return learnt(args.max_steps) - learnt(done)
 
 
 def describe_batch(args: Namespace, what: str, paper: int | None) -> str:

@@ -1,0 +1,86 @@
+"""rounds_table.py: a row per round of a training, from its samples, their scores, and its policy."""
+
+import json
+
+import pytest
+
+from utils import combine_scores, rounds_table, select_responses
+from utils.cli import UserError
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, publish, write_folder_manifest
+
+
+@pytest.fixture
+def round_of(tmp_path):
+    """Write a round with two samples per question, {id: [(text, score), ...]}; return the words of --round."""
+
+    def write(name, samples, validation, notes):
+        folder = tmp_path / name
+        (folder / "policy").mkdir(parents=True)
+        content = {key: [{"output": text} for text, _ in answers] for key, answers in samples.items()}
+        (folder / "samples.json").write_text(json.dumps(content))
+        words = ["--response_addr", folder / "samples.json", "--split_dir", folder / "split"]
+        assert select_responses.main(list(map(str, words))) == 0
+        paths = []
+        for number in range(2):
+            responses, paths = folder / f"split/sample_{number}.json", [*paths, folder / f"scores_{number}.json"]
+            scored = {key: answers[number][1] for key, answers in samples.items()}
+            publish(paths[-1], scores_of(scored), describe_run({}, {"responses": file_hash(responses)}, None))
+        publish(folder / "validation.json", scores_of(validation), describe_run({}, {}, None))
+        if notes is not None:
+            write_folder_manifest(folder / "policy", {"settings": {}, "notes": notes})
+        return [folder / "samples.json", folder / "policy", folder / "validation.json", *paths]
+
+    return write
+
+
+def scores_of(scores):
+    entries = [
+        {"id": key, "group": None, "subgroup": None, "question_sha256": key, "answered": True, "score": score,
+         "details": [{"score": score}]}
+        for key, score in scores.items()
+    ]  # fmt: skip
+    return {"task": "LaMP-QA", "strategy": "direct", "num_unanswered": 0, "per_question_scores": entries}
+
+
+def test_a_row_per_round(round_of, tmp_path, capsys):
+    """The mean is over the samples with a score; validation is compared on the questions that all rounds score."""
+    first = {"a": [("one two", 1.0), ("one", 0.5)], "b": [(None, 0.0), ("one two three", None)]}
+    second = {"c": [("one", 1.0), ("two", 1.0)]}
+    rounds = [round_of("1", first, {"v": 0.5, "w": 1.0}, ["left out: 1 question whose samples have equal scores"]),
+              round_of("2", second, {"v": 0.75, "w": None}, None)]  # fmt: skip
+    output = tmp_path / "rounds.md"
+    words = [word for paths in rounds for word in ("--round", *paths)]
+    assert rounds_table.main(list(map(str, ["--output_addr", output, *words]))) == 0
+    text = output.read_text()
+    assert capsys.readouterr().out.endswith(text)
+    assert text.splitlines()[2:] == [
+        "| 1 | 2 | 4 | 0.5000 | 2.0 | 1 | 0.5000 |", "| 2 | 1 | 2 | 1.0000 | 1.0 | 0 | 0.7500 |", "",
+        "- Validation: 1 of 2 questions with a score in every file.",
+        "- Round 1: left out: 1 question whose samples have equal scores.",
+        "- Round 2: what it left out is not known.",
+    ]  # fmt: skip
+    # Rewards, with an answer per word as a penalty.
+    samples, policy, validation, *scores = rounds[0]
+    rewards = [path.with_name(f"rewards_{number}.json") for number, path in enumerate(scores)]
+    split = [samples.parent / f"split/sample_{number}.json" for number in range(2)]
+    words = ["--response_addr", *split, "--score_addr", *scores, "--output_addr", *rewards, "--length", -0.1]
+    assert combine_scores.main(list(map(str, words))) == 0
+    words = ["--output_addr", tmp_path / "rewards.md", "--round", samples, policy, validation, *rewards]
+    assert rounds_table.main(list(map(str, words))) == 0
+    rewarded = json.loads(rewards[0].read_text())["rewards"], json.loads(rewards[1].read_text())["rewards"]
+    known = [reward for rewards in rewarded for reward in rewards.values() if reward is not None]
+    assert f"| 1 | 2 | 4 | {sum(known) / 3:.4f} | 2.0 | 1 |" in (tmp_path / "rewards.md").read_text()
+
+
+def test_scores_of_other_samples_are_refused(round_of, tmp_path):
+    rounds = [round_of(name, {"a": [(name, 1.0), ("y", 0.5)]}, {"v": 0.5}, []) for name in ("1", "2")]
+    words = ["--output_addr", tmp_path / "rounds.md", "--round"]
+    for paths, message in (
+        ([*rounds[0][:3], *rounds[1][3:]], "not the scores of a sample of"),
+        (rounds[0][:4], "no scores of sample 1"),
+        (rounds[0][:3], "give samples, policy, validation scores, then a score file per sample"),
+        ([*rounds[0], "--round", *rounds[0]], "two rounds have the same validation scores"),
+    ):
+        with pytest.raises(UserError, match=message):
+            rounds_table.main(list(map(str, [*words, *paths])))
