@@ -154,9 +154,14 @@ def most_tokens(config: Any) -> int | None:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Return the devices of the model and its replicas; UserError if a requested GPU is missing or unusable."""
+    """Return the devices of the model and its replicas: every GPU, unless `device` is "cpu" or a GPU such as "cuda:0".
+
+    UserError if a requested GPU is missing or unusable.
+    """
     import torch
 
+    if device.startswith("cuda:") and has_gpu():
+        return [device]
     if device != "cpu" and has_gpu():
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if device == "cuda":

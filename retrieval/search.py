@@ -54,7 +54,7 @@ def add_search_arguments(parser: FlagParser) -> None:
         help="how ask.search compares a query with posts: shared words, or an encoder's embeddings (%(default)s)")
     add_encoder_arguments(group)
     add("--search_device", choices=["cpu", "cuda"], default="cpu",
-        help="device of the encoder for --search dense; a GPU must have room for it beside the model (%(default)s)")
+        help="device of the encoder for --search dense; cuda: the first GPU, which needs room for it (%(default)s)")
     # fmt: on
     flags = f"{ENCODER_FLAGS} --search_device"
     parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "give --search dense")
@@ -289,5 +289,6 @@ class Search:
         from retrieval.encoder import embed_texts
 
         if self._encoder is None:
-            self._encoder = open_encoder(self._args, self._pooling, self._args.search_device, DTYPE)
+            device = self._args.search_device.replace("cuda", "cuda:0")  # one GPU: queries come a few at a time
+            self._encoder = open_encoder(self._args, self._pooling, device, DTYPE)
         return embed_texts(self._encoder, texts)[0]

@@ -138,7 +138,7 @@ def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     if not is_refused:
-        assert pick_devices("auto") == ["cuda:0", "cuda:1"]
+        assert pick_devices("auto") == ["cuda:0", "cuda:1"] and pick_devices("cuda:0") == ["cuda:0"]
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # its attention has faults
         return
     first, second = refusal().splitlines()

@@ -113,6 +113,17 @@ def test_faulty_replies_are_left_out_and_counted(built):
     assert check(out / ASSEMBLED[0], out / ASSEMBLED[1], out, 28_800, count) == []
 
 
+def test_an_empty_reply_is_not_part_of_the_conversation(tmp_path):
+    def silent(request):
+        found = persona_model.right_reply(request)
+        return Reply("" if isinstance(found, str) else json.dumps(found))
+
+    with serve(silent) as server:
+        build_personamem.main(flags(tmp_path / "out", server.url, "--max_retries", 0))
+    said = [message for request in server.requests for message in request["messages"]]
+    assert "assistant" in {message["role"] for message in said} and all(message["content"] for message in said)
+
+
 def test_from_files_to_a_table(built, tmp_path, capsys):
     out, _ = built
     data, ranked, answers, scores = (tmp_path / name for name in ("data", "ranked.json", "a.json", "s.json"))

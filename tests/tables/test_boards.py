@@ -26,11 +26,13 @@ class Made:
     def __init__(self, folder):
         self.folder = folder
 
-    def scores(self, system, task_name, metric_name, answers, targets):
-        """Write a score file and return its path; None means no answer."""
+    def scores(self, system, task_name, metric_name, answers, targets, first=0):
+        """Write a score file, whose ids count from `first`, and return its path; None means no answer."""
         task = tasks()[task_name]
         metric = task.metrics[metric_name]
-        records = [{"id": f"{i}", "question": f"{task_name}?", "target": target} for i, target in enumerate(targets)]
+        records = [
+            {"id": f"{i}", "question": f"{task_name}?", "target": target} for i, target in enumerate(targets, first)
+        ]
         verdicts = {
             (record["id"], 0): no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
             for record, answer in zip(records, answers, strict=True)
@@ -198,3 +200,15 @@ def test_means_of_all_metrics_are_over_the_same_questions(tmp_path, capsys):
     assert "| one | 0.3333 | 0.5774 | 3 |" in printed
     told = "Means are over the 3 questions scored for all systems: of 5, by all metrics."
     assert printed.count(f"- LaMP-3: {told}") == 1
+
+
+@pytest.mark.parametrize("order", [("MAE", "RMSE"), ("RMSE", "MAE")])
+def test_a_metric_without_common_questions_decides_for_all_of_its_task(tmp_path, capsys, order):
+    """The order of the files does not count: by MAE, no question was scored for both."""
+    made, words = Made(tmp_path), []
+    for name, first in (("one", 0), ("two", 2)):
+        files = {"MAE": made.scores(name, "LaMP-3", "MAE", ["1", "2"], "12345"[first : first + 2], first)}
+        files["RMSE"] = made.scores(name, "LaMP-3", "RMSE", ["1", "2", "4", "1", "5"], "12345")
+        words += ["--system", name, *(files[metric] for metric in order)]
+    make_table.main([*words, "--allow_partial"])
+    assert capsys.readouterr().out.count("no question was scored for all systems") == 1

@@ -212,8 +212,8 @@ def _among_common(boards: list[Board]) -> list[Board]:
     """Return the boards, limited to the questions that all systems of a task were scored on, if there are any."""
     common: dict[str, set[str]] = {}
     for board in boards:
-        ids = [system.scored_ids for system in board.systems]
-        common[board.task.name] = set.intersection(*ids, *filter(None, [common.get(board.task.name)]))
+        ids, name = [system.scored_ids for system in board.systems], board.task.name
+        common[name] = set.intersection(*ids, *([common[name]] if name in common else []))
 
     def limited(system: System) -> System:
         return System(system.name, system.task, system.metric_name, system.files, common[system.task.name] or None)
