@@ -1,8 +1,8 @@
 """Make a table of a training's rounds: rewards, what was left out, and the validation score of each round's policy.
 
   python utils/rounds_table.py --output_addr rounds.md \\
-      --round 1/samples.json 1/policy/last 1/validation_scores.json 1/samples/scores_{0..7}.json \\
-      --round 2/samples.json 2/policy/last 2/validation_scores.json 2/samples/scores_{0..7}.json
+      --round_files 1/samples.json 1/policy/last 1/validation_scores.json 1/samples/scores_{0..7}.json \\
+      --round_files 2/samples.json 2/policy/last 2/validation_scores.json 2/samples/scores_{0..7}.json
 
 Rewards are those of the samples that the round learns from, so of the policy before it; a score that is an error counts
 as negative. Words are counted in the samples that are not empty. What a round left out comes from its training's
@@ -34,7 +34,7 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     # fmt: off
-    add("--round", nargs="+", action="append", required=True, metavar=("SAMPLES", "FILE"),
+    add("--round_files", nargs="+", action="append", required=True, metavar=("SAMPLES", "FILE"),
         help="a round: its samples, its policy's folder, the validation scores of the policy, and a file of scores or "
         "rewards per sample; once per round")
     add("--output_addr", required=True, metavar="FILE", help="output file, Markdown")
@@ -45,16 +45,18 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if short := [paths[0] for paths in args.round if len(paths) < 4]:
-        raise UserError(f"--round {short[0]}: give samples, policy, validation scores, then a score file per sample")
-    cli.check_outputs([args.output_addr], [path for paths in args.round for path in (paths[0], *paths[2:])])
+    if short := [paths[0] for paths in args.round_files if len(paths) < 4]:
+        raise UserError(
+            f"--round_files {short[0]}: give samples, policy, validation scores, then a score file per sample"
+        )
+    cli.check_outputs([args.output_addr], [path for paths in args.round_files for path in (paths[0], *paths[2:])])
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
-    validation = {paths[2]: read_scores(paths[2]) for paths in args.round}
-    if len(validation) < len(args.round):
-        raise UserError("--round: two rounds have the same validation scores; give each its own")
+    validation = {paths[2]: read_scores(paths[2]) for paths in args.round_files}
+    if len(validation) < len(args.round_files):
+        raise UserError("--round_files: two rounds have the same validation scores; give each its own")
     averages, compared = compare_averages(validation)
     rows, notes = [], [f"Validation: {compared}."]
-    for number, ((samples, policy, _, *scores), average) in enumerate(zip(args.round, averages, strict=True), 1):
+    for number, ((samples, policy, _, *scores), average) in enumerate(zip(args.round_files, averages, strict=True), 1):
         figures = [f"{number}", *describe_samples(read_responses(samples), scores, samples), f"{average:z.4f}"]
         rows.append(list(map(Cell, figures)))
         left_out = (read_folder_manifest(policy) or {}).get("notes", ["what it left out is not known"])

@@ -128,7 +128,7 @@ DIFFERENT_ON_PURPOSE = {
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # commands without a model store no completions; tables and figures have no settings
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
-        "utils/draw_questions.py",
+        "utils/draw_questions.py", "utils/rounds_table.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
@@ -336,6 +336,7 @@ WITHOUT_EFFECT = [
           ("sft", "grpo",
            "--trace_addr t --response_addr r --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
+    ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  give --own, or leave {} out"),
     ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  give --contrast, or leave {} out"),
     ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length\n  leave {} out"),
     ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  give --form, or leave {} out"),

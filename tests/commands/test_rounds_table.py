@@ -12,7 +12,7 @@ from utils.files.manifest import describe_run, publish, write_folder_manifest
 
 @pytest.fixture
 def round_of(tmp_path):
-    """Write a round with two samples per question, {id: [(text, score), ...]}; return the words of --round."""
+    """Write a round with two samples per question, {id: [(text, score), ...]}; return the words of --round_files."""
 
     def write(name, samples, validation, notes):
         folder = tmp_path / name
@@ -50,7 +50,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
     rounds = [round_of("1", first, {"v": 0.5, "w": 1.0}, ["left out: 1 question whose samples have equal scores"]),
               round_of("2", second, {"v": 0.75, "w": None}, None)]  # fmt: skip
     output = tmp_path / "rounds.md"
-    words = [word for paths in rounds for word in ("--round", *paths)]
+    words = [word for paths in rounds for word in ("--round_files", *paths)]
     assert rounds_table.main(list(map(str, ["--output_addr", output, *words]))) == 0
     text = output.read_text()
     assert capsys.readouterr().out.endswith(text)
@@ -66,7 +66,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
     split = [samples.parent / f"split/sample_{number}.json" for number in range(2)]
     words = ["--response_addr", *split, "--score_addr", *scores, "--output_addr", *rewards, "--length", -0.1]
     assert combine_scores.main(list(map(str, words))) == 0
-    words = ["--output_addr", tmp_path / "rewards.md", "--round", samples, policy, validation, *rewards]
+    words = ["--output_addr", tmp_path / "rewards.md", "--round_files", samples, policy, validation, *rewards]
     assert rounds_table.main(list(map(str, words))) == 0
     rewarded = json.loads(rewards[0].read_text())["rewards"], json.loads(rewards[1].read_text())["rewards"]
     known = [reward for rewards in rewarded for reward in rewards.values() if reward is not None]
@@ -75,12 +75,12 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
 
 def test_scores_of_other_samples_are_refused(round_of, tmp_path):
     rounds = [round_of(name, {"a": [(name, 1.0), ("y", 0.5)]}, {"v": 0.5}, []) for name in ("1", "2")]
-    words = ["--output_addr", tmp_path / "rounds.md", "--round"]
+    words = ["--output_addr", tmp_path / "rounds.md", "--round_files"]
     for paths, message in (
         ([*rounds[0][:3], *rounds[1][3:]], "not the scores of a sample of"),
         (rounds[0][:4], "no scores of sample 1"),
         (rounds[0][:3], "give samples, policy, validation scores, then a score file per sample"),
-        ([*rounds[0], "--round", *rounds[0]], "two rounds have the same validation scores"),
+        ([*rounds[0], "--round_files", *rounds[0]], "two rounds have the same validation scores"),
     ):
         with pytest.raises(UserError, match=message):
             rounds_table.main(list(map(str, [*words, *paths])))

@@ -102,7 +102,11 @@ def test_changing_any_setting_invalidates_a_finished_output(script, finished, ca
     assert module.main(words) in (0, 1)
     assert module.main(words) == 0 and "already finished" in capsys.readouterr().out
     for flag, action in flags_of(script).items():
-        if flag in parser_of(script).idle or action.dest == "help" or (values := other_value(action)) is None:
+        if (
+            flag in parser_of(script).idle
+            or action.dest in ("help", "version")
+            or (values := other_value(action)) is None
+        ):
             continue
         if flag == "--rag" or (script.startswith("retrieval") and flag in WITH_ENCODER_ALONE):
             continue

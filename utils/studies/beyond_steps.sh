@@ -240,7 +240,7 @@ reinforce() {
             --trace_addr "$OUT/$name/$calls.trace.jsonl" --response_addr "$OUT/$name/samples.json" \
             --score_addr "${verdicts[@]}" "${learning[@]}"
         validate "$name" "$1"
-        rounds+=(--round "$OUT/$name/samples.json" "$OUT/$name/policy/last" "${scores[-1]}" "${verdicts[@]}")
+        rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$name/policy/last" "${scores[-1]}" "${verdicts[@]}")
         policy=$OUT/$name/policy/last before=$name/policy
     done
     draw "$folder/rounds" "${waits[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
