@@ -167,7 +167,7 @@ def test_a_lasting_outage_ends_the_run_and_the_same_command_resumes(server, flag
     server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
     code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
     assert code == 1 and 7 <= len(answers) <= 10
-    progress, ended, missing = capsys.readouterr().err.splitlines()[-3:]
+    ended, progress, missing = capsys.readouterr().err.splitlines()[-3:]
     assert ended == (
         "note: the API at 127.0.0.1 answers 503: Try again later.; the server no longer answers; sending no more "
         "requests to this model"
