@@ -177,6 +177,18 @@ async def answer(record, ask):
         assert notes["others"] and not {*notes["ids"]} & {*notes["others"]}
 
 
+def test_a_history_without_ids_excludes_nothing_silently(runs, personamem, capsys):
+    runs.write("""
+async def answer(record, ask):
+    await ask.search("cat", exclude=await ask.search("cat", k=1))
+    await ask.search("cat", exclude=record.best(0))
+    return str(await ask.search("cat", exclude=record.best(2)))
+""")
+    runs.run(dataset=personamem, code=1)
+    told = "line 5: ValueError: ask.search: exclude: not the result of a search; give ids of items"
+    assert told in capsys.readouterr().err
+
+
 def test_odd_queries_at_once(runs, dense):
     runs.write("""
 import asyncio

@@ -162,6 +162,8 @@ class Ask(Steps):
             raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
         if isinstance(exclude, str):
             raise ValueError("ask.search: exclude is a single text; give a list of ids")
+        if isinstance(exclude, History) and exclude.items and not exclude.ids:
+            raise ValueError("ask.search: exclude: not the result of a search; give ids of items")
         try:
             excluded = self._searched.places(exclude.ids if isinstance(exclude, Items | History) else exclude)
         except ValueError as error:
