@@ -34,7 +34,7 @@ PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
         "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr",
-        "round")  # fmt: skip
+        "round_files")  # fmt: skip
 MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
 SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
 TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
@@ -234,7 +234,7 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
     assert [args["model_addr"] for args in trained] == policies
     assert all(args["role"] == "search" and args["score_addr"][0].endswith("_reward.json") for args in trained)
     [table] = [args for script, args in commands if script == "utils/rounds_table.py"]
-    assert [len(paths) for paths in table["round"]] == [6, 6] and table["output_addr"] == f"{folder}/rounds.md"
+    assert [len(paths) for paths in table["round_files"]] == [6, 6] and table["output_addr"] == f"{folder}/rounds.md"
     names = ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
     assert [system[0] for system in commands[-1][1]["system"]] == names
     answers = [
@@ -464,7 +464,9 @@ def test_a_study_of_lamp_without_rankers_compares_nothing(commands_of):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path, name):
-    jobs = commands_of(name, SBATCH="--partition=gpu --gres=gpu:a100:1", HUMANS="people.json")
+    (tmp_path / "mine.py").write_text("")
+    more = {"HUMANS": "people.json", "METHOD": tmp_path / "mine.py"}
+    jobs = commands_of(name, SBATCH="--partition=gpu --gres=gpu:a100:1", **more)
     makers: dict[str, int] = {}
     for number, words in enumerate(jobs, 1):
         place = words.index("utils/slurm/job.sbatch")
@@ -475,7 +477,7 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
         assert {makers[path] for path in files(args, READ) if path in makers} <= ids
         needs_none = (args.get("openai") and not args.get("planner_model")) or script.startswith("utils/make")
         needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
-        needs_none = needs_none or script.startswith(("utils/select", "utils/combine", "utils/draw"))
+        needs_none = needs_none or script.startswith(("utils/select", "utils/combine", "utils/draw", "utils/rounds"))
         needs_none = needs_none or args.get("ranker") in ("random", "bm25-okapi", "recency")
         gpus = [word for word in options if word.startswith("--gres=")]
         assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")

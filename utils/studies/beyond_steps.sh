@@ -225,7 +225,7 @@ own_rl() { # NAME_rl: the model of one role of a method of one's own learns
 # caller sets `sampling` and `learning`, flags of the two commands, and perhaps `reward` and `calls`.
 reinforce() {
     local folder=${model##*/}/train/$category/$1 policy=$2 before=${3-} round name flags by models=() scores=() waits=()
-    local samples verdicts LIMIT=$QUESTIONS per_update=64 from judged rounds=()
+    local samples verdicts LIMIT=$QUESTIONS per_update=64 from judged rounds=() made=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round from=train_round_$round
         [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
@@ -241,9 +241,10 @@ reinforce() {
             --score_addr "${verdicts[@]}" "${learning[@]}"
         validate "$name" "$1"
         rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$name/policy/last" "${scores[-1]}" "${verdicts[@]}")
+        made+=("$name/samples" "$judged" "$name/policy")
         policy=$OUT/$name/policy/last before=$name/policy
     done
-    draw "$folder/rounds" "${waits[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
+    draw "$folder/rounds" "${waits[*]} ${made[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
     select_round "$folder"
 }
 
