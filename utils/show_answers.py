@@ -54,10 +54,12 @@ def main(argv: list[str] | None = None) -> int:
     source = args.score_addr or args.response_addr
     if unknown := [question_id for question_id in args.ids or () if question_id not in entries]:
         raise UserError(f"--ids: not in {source}: {first_five(unknown)}")
-    turns = read_turns(args.response_addr)
-    for question_id in args.ids or list(entries)[: args.num_questions]:
+    shown = args.ids or list(entries)[: args.num_questions]
+    for question_id in shown:
         if question_id not in questions or question_id not in responses:
             raise UserError(f"{source}: id {quote(question_id)} is missing from the dataset or the responses")
+    turns = read_turns(args.response_addr)
+    for question_id in shown:
         print(describe_answer(questions, question_id, responses[question_id][0]["output"], entries[question_id]))
         if question_id in turns:
             print(textwrap.indent(printable(turns[question_id]), "    ") + "\n")

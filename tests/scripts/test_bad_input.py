@@ -328,7 +328,7 @@ LINES_DAMAGES = {
 def test_a_bad_line(inputs, server, capsys, command, damage):
     line, expected = LINES_DAMAGES[damage]
     write(inputs / "data.jsonl", "".join(json.dumps(record) + "\n" for record in RECORDS) + line + "\n")
-    command = (COMMANDS | OTHERS)[command].replace("data.json", "data.jsonl")
+    command = (COMMANDS | OTHERS)[command].replace("data.json", "data.jsonl").replace("made/", "new/")
     refuse(inputs, command, server.url, capsys, f"data.jsonl: {re.escape(expected)}")
 
 
@@ -426,7 +426,13 @@ PART_DAMAGES = [
     ("scores.json", ("num_unanswered",), (MISSING,), "has no questions or no 'num_unanswered'"),
     ("scores.json", (*ITEM, "question_sha256"), (MISSING, 5, []), "question 'q1': .*question_sha256"),
     ("direct.json", (*ITEM, "details"), ([], [{}]), "question 'q1': field 'details' "),
-    ("direct.json", (*ITEM, "details", 0, "score"), (0.8, True), "question 'q1': .* is not a level: one of 0, 0.25,"),
+    ("direct.json", (*ITEM, "details", 0, "score"), (0.8,), "question 'q1': .* is not a level: one of 0, 0.25,"),
+    (
+        "direct.json",
+        (*ITEM, "details", 0, "score"),
+        (True,),
+        "question 'q1': True is not a score: a number from 0 to 1",
+    ),
     ("direct.json", (*ITEM, "score"), (0.75,), "question 'q1': its score is 0.75, but its responses give 0.5"),
     ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is repeated"),
     ("pairs.json", (*ITEM, "details"), (MISSING, [], [5, 5], [{}, {}]), "question 'q1': .*details"),
