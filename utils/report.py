@@ -106,6 +106,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
         side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
         for path in side.scores:
             refuse_scores_of_others(path, [path for path in paths if kinds[path] == "responses"])
+        plans = {}
         for path in (path for path in paths if kinds[path] != "scores"):
             is_plans = kinds[path] == "plans"
             content = read_plans(path) if is_plans else read_responses(path, datasets.task)
@@ -113,12 +114,13 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
             if not is_plans:
                 refuse_other_questions(path, content, datasets.questions.values())
             add_new(side.plans if is_plans else side.responses, content, path)
+            plans |= {path: content} if is_plans else {}
             if not is_plans and not is_table(path):  # a CSV file does not name its dataset
                 side.turns |= read_turns(path)
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
         answers = " and ".join(path for path in paths if kinds[path] == "responses")
-        for path in (path for path in paths if kinds[path] == "plans"):
-            refuse_plans_of_others(path, read_plans(path), side.responses, answers)
+        for path, content in plans.items():
+            refuse_plans_of_others(path, content, side.responses, answers)
     return list(sides.values())
 
 

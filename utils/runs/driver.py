@@ -9,7 +9,7 @@ from utils import cli
 from utils.cli import Arguments, UserError
 from utils.cli.errors import counted, first_five, printable
 from utils.files.manifest import manifest_of
-from utils.files.output import Key, Output
+from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
@@ -55,7 +55,7 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         if stage.search is not None:
             stage.search.check()
     with ExitStack() as locks:
-        for output in (output for stage in running for output in made_by(stage)):
+        for output in (output for stage in running for output in stage.made):
             output.open()
             locks.callback(output.close)
             if vars(args).get("trace") and not output.is_shard:
@@ -69,13 +69,13 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
     """Return the stages with an output that is not finished or lacks its trace (--trace), and the stages after them."""
     left: list[Stage] = []
     for stage in stages:
-        follows_finished = stage.after is None or is_finished(stage.after)
+        follows_finished = stage.after is None or stage.after.is_finished
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
             output.finished = output.is_finished() and follows_finished
             if not output.finished and output.keys is None and (stage.after is None or has_pieces(stage.after)):
                 output.keys = [*stage.records()]
                 output.finished = output.is_finished() and follows_finished
-        if not is_finished(stage) or (
+        if not stage.is_finished or (
             vars(args).get("trace") and any(not has_trace(output) for output in stage.outputs)
         ):
             left.append(stage)
@@ -84,22 +84,12 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
     return left
 
 
-def is_finished(stage: Stage) -> bool:
-    """Return whether all outputs of a stage are finished: if it runs again, then for its trace or a later stage."""
-    return all(output.finished for output in stage.outputs)
-
-
-def made_by(stage: Stage) -> list[Output]:
-    """Return the outputs whose pieces a stage makes when it runs."""
-    return [output for output in stage.outputs if not output.finished or is_finished(stage)]
-
-
 def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
     """Raise UserError if an output would be made again but its completions are gone: all would be paid for again."""
     folders = [model.completions.store.folder for model in stage.models.values()]
     if args.overwrite or args.cached_only or not folders or any(folder.exists() for folder in folders):
         return
-    if stage.after is not None and not is_finished(stage.after):  # its output may prove to be finished
+    if stage.after is not None and not stage.after.is_finished:  # its output may prove to be finished
         return
     for output in stage.outputs:
         made = None if output.finished or output.is_shard else manifest_of(output.path)

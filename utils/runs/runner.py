@@ -105,8 +105,7 @@ class Run:
     """The run of a stage, in several passes.
 
     Attributes:
-        made: the outputs whose pieces this run makes: those that are not finished, or if all are, all of them, for
-            their traces or a later stage. A finished output is never written again.
+        made: the stage's `made`, once the run has begun. A finished output is never written again.
         left: records that have not ended, by key.
         total: the number of all records, including those that have a piece already.
         calls: role and call record (without texts) of each record's calls, by key; a shared call is listed only once.
@@ -156,8 +155,7 @@ class Run:
                 output.finished = output.is_finished()
                 if output.finished:
                     output.load()
-        self._is_again = all(output.finished for output in self.stage.outputs)
-        self.made = [output for output in self.stage.outputs if not output.finished or self._is_again]
+        self.made = self.stage.made
         places = {key: self.stage.place(key) for key in records}
         self.left = {
             key: records[key]
@@ -180,7 +178,7 @@ class Run:
     def refuse_requests(self, role: str) -> None:
         """Raise UserError if this run may request nothing: with --cached_only, or because its outputs are finished."""
         completions = self.stage.models[role].completions
-        if self._is_again:
+        if self.stage.is_finished:
             path, lacking = self.made[0].path, f"{len(self.left)} of {self.total} {self.stage.unit}"
             raise UserError(
                 f"{completions.store.folder}: lacks completions for {lacking} of {path}, which is finished\n"

@@ -46,6 +46,16 @@ class Stage:
     search: Search | None = None
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all outputs are finished: if the stage runs again, then for their traces or a later stage."""
+        return all(output.finished for output in self.outputs)
+
+    @property
+    def made(self) -> list[Output]:
+        """The outputs whose pieces the stage makes when it runs: those that are not finished, or if all are, all."""
+        return [output for output in self.outputs if not output.finished or self.is_finished]
+
+    @property
     def unit(self) -> str:
         """The plural noun for the stage's pieces."""
         return self.outputs[0].unit
