@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 from api_server import Reply, serve
-from method_runs import IDS, ROOT, SAMPLE, Failing, Scripted, reply
+from method_runs import IDS, ROOT, SAMPLE, Failing, Scripted, failing_generator, reply
 
 import baselines
 from utils.cli import UserError
@@ -118,6 +118,16 @@ async def answer(record, ask):
     ) == 1 + 3 * 4  # each request is repeated three times
     runs.server.reply = reply
     assert runs.run(*flags) == len(IDS) + len(needing) - len(answered) and list(runs.answers) == IDS
+
+
+def test_a_server_is_gone_before_another_models_engine_is_opened(runs, monkeypatch):
+    runs.write(f"""
+async def answer(record, ask):
+    return await ask("Say {{question}}", model="critic" if record["id"] == {IDS[-1]!r} else None)
+""")
+    failing_generator(monkeypatch, lambda log: len(log) >= 1)
+    assert baselines.main(runs.flags("--model", "critic=other-model")) == 1
+    assert list(runs.answers) == [IDS[0], IDS[-1]]
 
 
 @every_kind

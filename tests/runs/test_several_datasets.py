@@ -1,6 +1,7 @@
 """Several datasets in one command: each output equals that of a separate run, and each model is loaded once."""
 
 import json
+import shutil
 
 import pytest
 from api_server import Reply, serve
@@ -136,3 +137,36 @@ def test_plans_with_different_lead_ins_are_refused(datasets, api, tmp_path):
     plans = [str(datasets / f"{name}_plans.json") for name in "ab"]
     with pytest.raises(UserError, match=r"--plans_addr: .* have different lead-ins; use a separate command for each"):
         planpers.main([*common, "--unranked", *files(datasets, ["a", "b"], "out"), "--plans_addr", *plans])
+
+
+def test_an_outage_at_one_dataset_loses_no_answers_of_another(datasets, api):
+    """The other's stored answers are read although no request can be made."""
+    server, common = api
+    flags = [*common, "--max_concurrency", "2", "--max_retries", "0", "--num_generated_outputs", "20"]
+    lost, seeds = json.loads((datasets / "b.json").read_text())[0]["question"], []
+
+    def lose_two(request):
+        if lost in json.dumps(request["messages"]) and (request["seed"] in seeds or len(seeds) < 2):
+            seeds.append(request["seed"])
+            return Reply("no", status=500)
+        return reply(request)
+
+    server.reply = lose_two
+    assert baselines.main([*flags, *files(datasets, ["b"], "out")]) == 1
+    before = json.loads((datasets / "out/b_out.json").read_text())
+    assert len(before) >= 7
+    asked = len(server.requests)
+    server.reply = lambda request: reply(request) if len(server.requests) == asked + 1 else Reply("no", status=500)
+    assert baselines.main([*flags, *files(datasets, ["a", "b"], "out")]) == 1
+    assert len(json.loads((datasets / "out/a_out.json").read_text())) == 1
+    assert json.loads((datasets / "out/b_out.json").read_text()) == before
+
+
+def test_a_trace_of_a_finished_output_is_refused_before_another_output_is_paid_for(datasets, api):
+    server, common = api
+    assert baselines.main([*common, *files(datasets, ["b"], "out")]) == 0
+    shutil.rmtree(datasets / "out/completions")
+    asked = len(server.requests)
+    with pytest.raises(UserError, match=r"lacks completions for 8 of 8 answers of .*/b_out\.json, which is finished\n"):
+        baselines.main([*common, "--trace", *files(datasets, ["a", "b"], "out")])
+    assert len(server.requests) == asked

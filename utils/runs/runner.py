@@ -50,7 +50,8 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
         left = loop.run(_advance(runs, {}))
         while left:
             role = left[0].awaits()
-            left[0].refuse_requests(role)
+            for run in left:
+                run.refuse_requests()
             others = [name for name in left[0].stage.models if name != role]
             with exit_on_signal():
                 engines = open_engines(models, [role, *others], open_api)
@@ -175,9 +176,11 @@ class Run:
         waiting = Counter(self._needs.values())
         return max(self.stage.models, key=lambda role: waiting[role])
 
-    def refuse_requests(self, role: str) -> None:
+    def refuse_requests(self) -> None:
         """Raise UserError if this run may request nothing: with --cached_only, or because its outputs are finished."""
-        completions = self.stage.models[role].completions
+        if not self.left:  # it has not begun
+            return
+        completions = self.stage.models[self.awaits()].completions
         if self.stage.is_finished:
             path, lacking = self.made[0].path, f"{len(self.left)} of {self.total} {self.stage.unit}"
             raise UserError(
@@ -209,9 +212,11 @@ class Run:
             stage.task, stage.models, engines, self._servers.gone, self._prompts, args, Room(), self._count_call,
             stage.search, bool(self._traces),
         )  # fmt: skip
-        # Without an engine for its only model, no further record can be completed.
-        only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
-        may_stop = only_model and not (stage_engines or is_dry or only_model.completions.cached_only)
+        # Without an engine for its only model, no further record can be completed: the run waits for one, unless none
+        # will come.
+        role, only_model = next(iter(stage.models.items())) if len(stage.models) == 1 else ("", None)
+        none_comes = is_dry or role in self._servers.gone or (only_model and only_model.completions.cached_only)
+        may_stop = only_model and not stage_engines and not none_comes
 
         async def work() -> None:
             while not (self._error is not None or self._is_over(most) or (may_stop and self._needs)):
@@ -239,11 +244,9 @@ class Run:
                 self._devices[engines[role].device] = None
         self._requested += self._num_stored() - num_stored
         self._refuse_unanswered()
-        gone, models = self._servers.gone, self.stage.models
-        any_role = next(iter(models), None) if gone.keys() >= models.keys() else None  # for records that were not begun
-        for key in left:
-            if (role := self._needs.get(key, any_role)) in gone:
-                self.missing[key] = gone[role]
+        gone = self._servers.gone
+        self.missing |= {key: gone[role] for key, role in self._needs.items() if role in gone}
+        self._needs = {key: role for key, role in self._needs.items() if role not in gone}
         self.left = {key: record for key, record in self.left.items() if key in left and key not in self.missing}
 
     def _is_over(self, most: int) -> bool:
@@ -259,7 +262,7 @@ class Run:
                 self._servers.gone[role] = self._problems[role]
                 effect = "the server no longer answers; sending no more requests to this model"
                 print(f"note: {self._problems[role]}; {effect}", file=sys.stderr)
-        return bool(self.stage.models) and self._servers.gone.keys() >= self.stage.models.keys()
+        return False
 
     def _refuse_unanswered(self) -> None:
         """Raise UserError if a server has never answered."""
