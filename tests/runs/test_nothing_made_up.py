@@ -318,7 +318,7 @@ async def answer(record, ask):
     in_turn = runs.output.read_text()
     for texts in (
         "await asyncio.gather(ask('Say {question}'), ask('Say {question}'))",
-        "[await asyncio.wait_for(ask('Say {question}'), timeout=100) for _ in range(2)]",
+        "[await asyncio.wait_for(ask('Say {question}'), timeout=300) for _ in range(2)]",
         "await ask('Say {question}', n=2)",
     ):
         runs.write(f"import asyncio\n\nasync def answer(record, ask):\n    return ''.join({texts})\n")
@@ -369,7 +369,7 @@ async def answer(record, ask):
     signal.raise_signal(signal.SIGTERM)
 """)
     command = [sys.executable, "baselines.py", *runs.flags()]
-    done = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
     assert done.returncode == 130 and "Traceback" not in done.stderr and "RuntimeError" not in done.stderr
     assert done.stderr.endswith("interrupted; finished work is kept, run the same command again to resume\n")
 
@@ -391,7 +391,7 @@ async def answer(record, ask):
     tasks.add(asyncio.create_task(beat()))
     return await ask("Say {question}")
 """)
-    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=100, capture_output=True)
+    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=300, capture_output=True)
     assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
 
 
