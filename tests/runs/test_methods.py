@@ -1,5 +1,6 @@
 """baselines.py --method: a user's own method, over the API on loopback."""
 
+import importlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import evaluate_responses
 from utils import download_datasets, make_table
 from utils.benchmarks import tasks
 from utils.cli import UserError
+from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.thinking import OPENAI_TOKENS
@@ -123,9 +125,7 @@ def test_a_changed_method_with_fewer_answers_replaces_nothing(runs, capsys, chan
     files = {path: path.read_bytes() for path in runs.output.parent.iterdir() if path.is_file()}
     runs.write(changed)
     assert runs.run("--trace", code=1) == 0
-    kept = (
-        f"{runs.output}: kept, with its 13 answers: the changed method gave {number}\n  --overwrite replaces the file\n"
-    )
+    kept = f"{runs.output}: kept, with its 13 answers: this run gave {number}\n  --overwrite replaces the file\n"
     assert kept in capsys.readouterr().err
     assert files == {path: path.read_bytes() for path in files}
     assert runs.run("--overwrite", code=1) == 0 and len(runs.answers) == (number or len(IDS))
@@ -161,11 +161,97 @@ def test_a_finished_output_is_not_paid_for_again(runs, capsys):
     with pytest.raises(UserError, match=r"lacks completions for 13 of 13 answers of .*, which is finished\n"):
         runs.run("--trace")
     runs.write(TWO_CALLS + "\n# a comment\n")
-    told = "not found, but has the completions of .*, which has to be made again\n  give the folder that has them"
-    with pytest.raises(UserError, match=told):
-        runs.run()
-    assert runs.run("--dry_run") == 0 and len(runs.server.requests) == 26
+    told = "is gone; it had the completions of .*, which has to be made again\n  give the folder that has them"
+    for more in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=told):
+            runs.run(*more)
     assert runs.run("--overwrite") == 26
+
+
+TWO_MODELS = """
+async def answer(record, ask):
+    first = await ask("Say {question}")
+    return first + await ask("Judge {question}", model="critic")
+"""
+
+
+@pytest.mark.parametrize("role", [0, 1])
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_each_model_needs_its_completions(runs, role, is_emptied):
+    store, other = runs.output.parent / "completions", ["--model", "critic=other"]
+    runs.write(TWO_MODELS)
+    runs.run(*other)
+    folder = sorted(store.iterdir())[role]
+    shutil.rmtree(folder)
+    if is_emptied:
+        folder.mkdir()
+    runs.write(TWO_MODELS + "# a comment\n")
+    with pytest.raises(UserError, match=f"{folder.name}: is gone; it had the completions of {runs.output}"):
+        runs.run(*other)
+    assert len(runs.server.requests) == 26 and runs.run(*other, "--overwrite") == 13
+
+
+def test_an_outage_without_the_store_replaces_nothing(runs, capsys):
+    """A greater --max_retries makes a file with an unusable answer again; without completions, each is asked for."""
+    runs.server.reply = lambda request: Reply("") if f"Say {IDS[0]}" in str(request) else reply(request)
+    runs.write("async def answer(record, ask):\n    return await ask(f\"Say {record['id']}\") or None\n")
+    runs.run("--max_retries", "0")
+    assert sum(answer["output"] is None for [answer] in runs.answers.values()) == 1
+    before = runs.output.read_bytes()
+    [folder] = (runs.output.parent / "completions").iterdir()
+    first = next(folder.glob("*.jsonl"))
+    first.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:3]))
+    runs.server.reply = lambda request: Reply("no", status=503)
+    runs.run("--max_retries", "1", code=1)
+    assert runs.output.read_bytes() == before
+    assert "kept, with its 12 answers: this run gave" in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_is_noticed_behind_stored_calls(runs, capsys):
+    runs.write("""
+async def answer(record, ask):
+    first = await ask("Say {question}")
+    return await ask("Judge {question} {first}", first=first)
+""")
+    flags = ["--max_retries", "0", "--max_concurrency", "2"]
+    runs.server.reply = lambda request: reply(request) if "Say" in str(request) else Reply("no", status=503)
+    runs.run(*flags, "--limit", "8", code=1)
+    before = len(runs.server.requests)
+    runs.server.reply = lambda request: Reply("no", status=503)
+    runs.run(*flags, "--limit", "8", code=1)
+    asked = {json.dumps(request["messages"]) for request in runs.server.requests[before:]}
+    assert len(asked) <= 4 and "the server no longer answers" in capsys.readouterr().err
+
+
+IMPORTS = {
+    "import importlib\nhelper = importlib.import_module('helper')\n": "helper.py",
+    "import os, sys\nsys.path.insert(0, os.path.dirname(__file__) + '/lib')\nimport helper\n": "lib/helper.py",
+}
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_a_helper_imported_otherwise_is_noticed(runs, monkeypatch, imports):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    file = runs.folder / IMPORTS[imports]
+    file.parent.mkdir(exist_ok=True)
+    runs.write(imports + TWO_CALLS.replace("best(20)", "best(helper.NUMBER)"))
+    for number in (3, 4):
+        file.write_text(f"NUMBER = {number}\n")
+        runs.run()
+        sys.modules.pop("helper")
+        importlib.invalidate_caches()
+        assert read_manifest(runs.output)["settings"]["code"][IMPORTS[imports]] == file_hash(file)
+
+
+ODD_IMPORTS = ["from ..common import X", f"from {'.' * 60}common import X", "import old"]
+
+
+@pytest.mark.parametrize("imports", ODD_IMPORTS)
+def test_an_import_that_fails_only_if_it_is_run_does_not_end_the_run(runs, imports):
+    (runs.folder / "old.py").write_text("print 1\n")
+    runs.write(f"def unused():\n    {imports}\n{TWO_CALLS}")
+    runs.run()
+    assert list(runs.answers) == IDS
 
 
 def test_the_same_code_elsewhere_is_the_same_method(runs, tmp_path, capsys):
@@ -685,8 +771,8 @@ def test_another_setting_is_refused_and_a_changed_file_is_told(runs, capsys):
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"])') + "\n# a comment\n")
     assert runs.run("--set", "tokens=64") == 0 and runs.answers == before
     calls = 2 * len(IDS)
-    assert f"mine.py has changed: 0 of {calls} completions requested again\n" in capsys.readouterr().err
+    assert f"mine.py has changed: 0 of {calls} completions requested\n" in capsys.readouterr().err
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"]), temperature=0.5'))
     asked = runs.run("--set", "tokens=64")  # summaries, and answers to those that differ
     assert len(IDS) <= asked <= calls
-    assert f"mine.py has changed: {asked} of {calls} completions requested again\n" in capsys.readouterr().err
+    assert f"mine.py has changed: {asked} of {calls} completions requested\n" in capsys.readouterr().err

@@ -332,7 +332,7 @@ HARM = {
     "asyncio.current_task().get_loop().stop()": "RuntimeError: a method cannot stop the event loop",
     "[task.cancel() for task in asyncio.all_tasks()]": "RuntimeError: a method can cancel only its own tasks",
     "raise GeneratorExit": "GeneratorExit",
-    "raise asyncio.CancelledError": "the method cancelled itself",
+    "raise asyncio.CancelledError": "the method was cancelled: by itself",
     "await asyncio.to_thread(lambda: asyncio.run(ask('Say it')))": "RuntimeError: ask: called in another event loop",
     "await ask('Say it', temperature=float('nan'))": "ValueError: ask: temperature is nan; give a number",
     "await ask('Say it', temperature=float('inf'))": "ValueError: ask: temperature is inf; give a number",
@@ -393,6 +393,53 @@ async def answer(record, ask):
 """)
     done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=300, capture_output=True)
     assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
+
+
+THREAD = """
+import asyncio, time
+
+async def answer(record, ask):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 10**6)
+    return await ask("Say {question}")
+"""
+SHARED_TASK = """
+import asyncio
+
+tasks = []
+
+async def answer(record, ask):
+    if not tasks:
+        tasks.append(asyncio.create_task(ask("Say it")))
+    return await WAIT
+"""
+
+
+def test_a_thread_that_never_ends_does_not_outlive_the_run(runs):
+    runs.write(THREAD)
+    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=300, capture_output=True)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
+
+
+@pytest.mark.parametrize("wait", ["tasks[0]", "asyncio.shield(tasks[0])", "asyncio.wait_for(tasks[0], 1000)"])
+def test_a_task_that_questions_share_fails_instead_of_hanging(runs, capsys, wait):
+    runs.write(SHARED_TASK.replace("WAIT", wait))
+    runs.run(code=1)
+    assert "the method was cancelled: by itself, or with another question's task" in capsys.readouterr().err
+
+
+def test_a_thread_returns_its_value_and_raises_its_error(runs, capsys):
+    runs.write("""
+import asyncio
+
+async def answer(record, ask):
+    text = await asyncio.to_thread(str.upper, "say")
+    try:
+        await asyncio.to_thread(int, "x")
+    except ValueError:
+        return await ask(text + " {question}")
+""")
+    runs.run()
+    assert list(runs.answers) == IDS and all("SAY" in str(request) for request in runs.server.requests)
 
 
 # What ask refuses

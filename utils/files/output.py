@@ -175,17 +175,18 @@ class Output:
     def publish(self, device: str | None, **figures: Any) -> bool:
         """Write the file and its manifest, and return True; for a shard, which has no file, return False.
 
-        Also return False, with a note, if a method whose code has changed answers fewer questions than the existing
-        file has answers to: the file is kept unless --overwrite is given.
+        Also return False, with a note, if the existing file has more usable pieces, and either a method's code has
+        changed, or all settings are the same and a server failed: the file is kept unless --overwrite is given.
         """
         if self.is_shard:
             return False
         before = None if self.args.overwrite else manifest_of(self.path)
-        if before is not None and before["settings"].get("code") != self.settings.get("code"):
-            number, now = (before.get("pieces", 0) - before.get("unusable", 0), len(self.pieces) - len(self._failed()))
-            self.is_kept = number > now
+        made, now = (before or {"settings": {}})["settings"], self.settings
+        if before and (made.get("code") != now.get("code") or (self.missing() and made == now)):
+            number, usable = before.get("pieces", 0) - before.get("unusable", 0), len(self.pieces) - len(self._failed())
+            self.is_kept = number > usable
         if self.is_kept:
-            problem = f"kept, with its {counted(number, 'answer')}: the changed method gave {now}"
+            problem = f"kept, with its {counted(number, self.noun)}: this run gave {usable}"
             print(f"{self.path}: {problem}\n  --overwrite replaces the file", file=sys.stderr)
             return False
         manifest: dict[str, Any] = {}

@@ -76,6 +76,11 @@ class ModelStore:
     def folder(self) -> Path:
         return next(iter(sorted(self._root.glob(self._pattern))), self._root / self._own_name)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process has ever added a completion, or the files have been deleted."""
+        return not any(self._root.glob(f"{self._pattern}/*.jsonl"))
+
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the fields stored under a key, or None; UserError if a file is damaged."""
         if time.monotonic() - self._read_at >= REFRESH_SECONDS:

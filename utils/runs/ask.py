@@ -22,6 +22,7 @@ from utils.generation.calls import Call
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items
+from utils.runs.loop import without_branch
 from utils.runs.rendering import make_call
 from utils.runs.steps import SHARED, Steps, Surroundings
 
@@ -169,7 +170,7 @@ class Ask(Steps):
         except ValueError as error:
             raise ValueError(f"ask.search: exclude: {error}") from None
         query, step = writable(query), await self._begin_step()
-        task = asyncio.create_task(self._around.search.order(self._searched, query))
+        task = without_branch(self._around.search.order(self._searched, query))
         task.add_done_callback(partial(self._land, "search", None))
         (order, shares_words), profile = await self._result(task), self._record["profile"]
         best = [place for place in order if place not in excluded][:k]

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 
 from utils import cli
-from utils.cli import Arguments, UserError
+from utils.cli import Arguments
 from utils.cli.errors import counted, first_five, printable
-from utils.files.manifest import manifest_of
 from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
-from utils.runs.runner import Run, Servers, make_pieces, open_for
+from utils.runs.runner import Run, Servers, make_pieces, open_for, refuse_deleted_store
 from utils.runs.stage import Stage, models_of
 from utils.runs.trace import check_trace, has_trace
 
@@ -38,6 +37,8 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     """
     left = unfinished(stages, args)
     running = to_run(stages, left)
+    for stage in running:
+        refuse_deleted_store(stage, args)
     if args.dry_run:
         with ExitStack() as opened:
             for stage in running:
@@ -47,8 +48,6 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         output.report_finished()
     if not left:
         return 0
-    for stage in running:
-        refuse_deleted_store(stage, args)
     for model in models_of(running).values():
         model.load()
     for stage in running:
@@ -82,21 +81,6 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
         for output in stage.outputs if stage not in left and any(other.after is stage for other in stages) else ():
             output.load()
     return left
-
-
-def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
-    """Raise UserError if an output would be made again but its completions are gone: all would be paid for again."""
-    folders = [model.completions.store.folder for model in stage.models.values()]
-    if args.overwrite or args.cached_only or not folders or any(folder.exists() for folder in folders):
-        return
-    if stage.after is not None and not stage.after.is_finished:  # its output may prove to be finished
-        return
-    for output in stage.outputs:
-        made = None if output.finished or output.is_shard else manifest_of(output.path)
-        if made is not None and made.get("tokens", {}).get("prompt_tokens") != 0:
-            problem = f"not found, but has the completions of {output.path}, which has to be made again"
-            remedy = "give the folder that has them (--completions), or --overwrite to request all of them again"
-            raise UserError(f"{folders[0]}: {problem}\n  {remedy}")
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:

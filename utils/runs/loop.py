@@ -3,13 +3,19 @@
 import asyncio
 import ctypes
 import hashlib
-import json
 import sys
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
+from weakref import WeakSet
+
+THREADS = 32  # of a method's functions at a time
 
 
 class Branch:
@@ -17,14 +23,17 @@ class Branch:
 
     Attributes:
         path: what tells the task from others, the same in every run: of each task from the method's to this one, a hash
-            of its function and arguments, and its number among tasks of the same parent that have the same hash. The
-            order alone would not do, because asyncio.as_completed makes tasks in any order.
+            of its function and its texts and numbers, and its number among tasks of the same parent that have the same
+            hash. The order alone would not do, because asyncio.as_completed makes tasks in any order. Lists and other
+            values that can change do not count: results may be added to them in the order in which they arrive.
         root: the branch of the method's own task.
+        tasks: if this is the root, all tasks that the method has made and that still exist.
     """
 
     def __init__(self, path: tuple[str | int, ...] = (), place: tuple[int, ...] = (), root: "Branch | None" = None):
         self.path, self.root, self._place, self._number = path, root or self, place, 0
         self._same = Counter[str]()
+        self.tasks = WeakSet[asyncio.Task]()
 
     def next_place(self) -> tuple[int, ...]:
         """Return the place of the next call or task: places sort as a method that waits for each step makes them."""
@@ -33,15 +42,19 @@ class Branch:
 
     def of_task(self, work: Any) -> "Branch":
         """Return the branch of a task that this one makes, which runs the coroutine `work`."""
-        frame, given = getattr(work, "cr_frame", None), ""
-        with suppress(TypeError, ValueError, RecursionError):  # arguments that JSON cannot hold do not count
-            given = json.dumps(frame.f_locals if frame else {}, default=_type_name, skipkeys=True, sort_keys=True)
+        frame = getattr(work, "cr_frame", None)
+        given = sorted((name, _fixed(value)) for name, value in (frame.f_locals if frame else {}).items())
         digest = hashlib.sha256(f"{getattr(work, '__qualname__', '')} {given}".encode()).hexdigest()[:16]
         self._same[digest] += 1
         return Branch((*self.path, digest, self._same[digest]), self.next_place(), self.root)
 
 
-def _type_name(value: Any) -> str:
+def _fixed(value: Any) -> str:
+    """Return a text that tells texts, numbers and tuples of these apart; of other values, it is the type's name."""
+    if isinstance(value, str | int | float | None):
+        return repr(value)
+    if type(value) is tuple:
+        return f"({', '.join(map(_fixed, value))})"
     return type(value).__name__
 
 
@@ -73,6 +86,13 @@ def begin_branch() -> None:
     asyncio.current_task().root = branch
 
 
+def without_branch(work: Coroutine[Any, Any, Any]) -> asyncio.Task:
+    """Return a new task that is not the method's, although the method makes it: engines begin tasks in a call."""
+    context = copy_context()
+    context.run(BRANCH.set, None)
+    return context.run(asyncio.create_task, work)
+
+
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None, **more: Any
 ) -> asyncio.Task:
@@ -85,16 +105,52 @@ def _make_task(
     task = _Task(work, loop=loop, context=context, **more)
     if (branch := BRANCH.get()) is not None:
         task.root = branch.root
+        branch.root.tasks.add(task)
         if not getattr(work, "__qualname__", "").startswith("Ask."):
             context.run(BRANCH.set, branch.of_task(work))
     return task
 
 
 class _EventLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = _Threads()
+
     def stop(self) -> None:
         if BRANCH.get() is not None:
             raise RuntimeError("a method cannot stop the event loop")
         super().stop()
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future:
+        """Run a method's functions in threads that cannot keep the process from ending, also for asyncio.to_thread."""
+        if executor is None and BRANCH.get() is not None:
+            return asyncio.wrap_future(self._threads.submit(func, *args), loop=self)
+        return super().run_in_executor(executor, func, *args)
+
+
+class _Threads(Executor):
+    """Up to THREADS daemon threads. At the end, Python waits for those of a ThreadPoolExecutor."""
+
+    def __init__(self) -> None:
+        self._work = SimpleQueue[tuple[Future, Callable[[], Any]]]()
+        self._number = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **values: Any) -> Future:
+        future = Future()
+        self._work.put((future, partial(function, *args, **values)))
+        if self._number < THREADS:
+            self._number += 1
+            Thread(target=self._run, daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, function = self._work.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
 
 
 class Loop:

@@ -89,6 +89,9 @@ class Method:
         """Return the SHA-256 of the method's file, and of each module beside it that it imports, by name."""
         file = self.path.resolve()
         files, left = set(), [file]
+        if not ROOT.is_relative_to(file.parent):  # these may be imported in a way that the file's text does not show
+            loaded = [Path(path).resolve() for module in [*sys.modules.values()] if (path := _path_of(module))]
+            left += [path for path in loaded if path.is_relative_to(file.parent) and "site-packages" not in path.parts]
         while left:
             path = left.pop()
             if path not in files:
@@ -163,21 +166,28 @@ def load_method(path: str) -> Method:
     return Method(file, answer)
 
 
+def _path_of(module: Any) -> str | None:
+    path = getattr(module, "__file__", None)
+    return path if isinstance(path, str) and path.endswith(".py") else None
+
+
 def imported_files(path: Path, folder: Path) -> Iterator[Path]:
     """Yield the files of the modules in `folder` or below that a Python file imports, at its top or later.
 
-    Our own packages are left out. UserError if the file is not Python.
+    Our own packages are left out. Nothing is yielded if the file is not Python: the method fails when it imports it.
     """
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: {type(error).__name__}: {error}") from None
+    except (SyntaxError, ValueError):
+        return
     for node in ast.walk(tree):
         base, names = folder, []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if node.level else folder
+            base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else folder
+            if not base.is_relative_to(folder):
+                continue
             names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
         for first, *rest in (name.split(".") for name in names):
             place = base / first

@@ -181,7 +181,7 @@ def describe_answers(
     requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
     if earlier not in (None, code := output.settings["code"]):
         changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
-        again = f"{requested} of {counted(requested + reused, 'completion')} requested again"
+        again = f"{requested} of {counted(requested + reused, 'completion')} requested"
         print(f"note: {path.parent / changed[0]} has changed: {again}", file=sys.stderr)
     if number := figures["asked_otherwise"]:
         remedy = "each run pays for its new calls; use ask.random for all randomness"

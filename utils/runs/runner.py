@@ -14,6 +14,7 @@ from typing import Any
 
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
+from utils.files.manifest import manifest_of
 from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.requests import Engine, UnavailableError
@@ -59,6 +60,27 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
             if left and left[0].awaits() in engines:
                 raise NotedError
     return runs
+
+
+def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
+    """Raise UserError if an output would be made again but completions are gone: they would be paid for again.
+
+    An output whose keys are not known yet may prove to be finished, so it is not refused.
+    """
+    if args.overwrite or args.cached_only:
+        return
+    for output in stage.outputs:
+        is_known = not (output.finished or output.is_shard or output.keys is None)
+        made = manifest_of(output.path) if is_known else None
+        if made is None or made.get("tokens", {}).get("prompt_tokens") == 0:
+            continue
+        calls = made.get("calls")
+        for role, model in stage.models.items():
+            asked = calls is None or calls.get(role, {}).get("num_calls")
+            if asked and (store := model.completions.store).is_empty:
+                problem = f"is gone; it had the completions of {output.path}, which has to be made again"
+                remedy = "give the folder that has them (--completions), or --overwrite to request all of them again"
+                raise UserError(f"{store.folder}: {problem}\n  {remedy}")
 
 
 @contextmanager
@@ -142,6 +164,7 @@ class Run:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
         self._in_a_row = Counter[str]()  # by role: records that the server failed to answer since its last answer
+        self._replies = {role: model.completions.requested for role, model in self.stage.models.items()}  # known so far
         self._problems: dict[str, str] = {}  # by role: the last problem with its server
         self._error: Exception | None = None  # the error that ends the run
 
@@ -156,6 +179,7 @@ class Run:
                 output.finished = output.is_finished()
                 if output.finished:
                     output.load()
+        refuse_deleted_store(self.stage, self._args)
         self.made = self.stage.made
         places = {key: self.stage.place(key) for key in records}
         self.left = {
@@ -273,10 +297,12 @@ class Run:
             raise UserError(f"{self._problems[never[0]]}\n  {again}")
 
     def _count_call(self, role: str) -> None:
-        """Count a call that has its result, and note that the role's server answers."""
+        """Count a call that has its result, from the store or from the role's server, which has answered then."""
         self._num_calls += 1
         self._servers.answered.add(role)
-        self._in_a_row[role] = 0
+        requested = self.stage.models[role].completions.requested
+        if requested != self._replies[role]:
+            self._replies[role], self._in_a_row[role] = requested, 0
         if self.stage.many_calls:
             self._show(0, calls=self._num_calls)
 
@@ -322,7 +348,7 @@ class Run:
         elif gave_up:
             self.raised[key] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled():
-            self.raised[key] = "the method cancelled itself"
+            self.raised[key] = "the method was cancelled: by itself, or with another question's task that it awaited"
         elif isinstance(error := method.exception(), MethodError):
             self.raised[key] = str(error)
         else:

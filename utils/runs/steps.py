@@ -16,7 +16,7 @@ from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
 from utils.generation.requests import Engine, Rendered
-from utils.runs.loop import BRANCH, Branch
+from utils.runs.loop import BRANCH, Branch, without_branch
 from utils.runs.rendering import ParserError, Prompts
 
 MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
@@ -169,7 +169,7 @@ class Steps:
         await self._unless_over()
         call = make()
         engine = None if role in self._around.gone else self._around.engines.get(role)
-        task = asyncio.create_task(answer_call(engine, self.model(role), call, role))
+        task = without_branch(answer_call(engine, self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
@@ -223,9 +223,10 @@ class Steps:
             await asyncio.wait(self._under_way)
 
     def close(self, method: asyncio.Task) -> None:
-        """End the record's run: cancel the method and its calls; no call returns after this."""
+        """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
         self.end(MethodError("this record's run has ended"))
-        for task in (method, *self._under_way):
+        root = getattr(method, "root", None)
+        for task in (method, *self._under_way, *(root.tasks if root else ())):
             task.cancel()
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
 
