@@ -20,8 +20,7 @@ question and posts alone (docs/evaluation.md describes all of these):
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 from utils import cli
 from utils.benchmarks import metric_names, task_of
@@ -36,10 +35,9 @@ from utils.runs.ask import Ask
 from utils.runs.driver import run_stages
 from utils.runs.judging import (
     Request,
+    ScoreFile,
     choose_judge,
     choose_strategy,
-    count_questions,
-    describe_verdicts,
     note_incomplete,
     read_systems,
     requests_to,
@@ -124,8 +122,8 @@ def prepare(args: cli.Arguments) -> Stage:
     if metric.num_samples > 1 and "temperature" not in args.given:
         args = args.replaced(temperature=1.0)
 
-    def requests() -> dict[Key, Request]:
-        return requests_to(systems, records)
+    def requests() -> Iterator[tuple[ScoreFile, Key, Request]]:
+        return requests_to(score_files, records)
 
     async def judge(request: Request, ask: Ask) -> Piece:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
@@ -145,12 +143,12 @@ def prepare(args: cli.Arguments) -> Stage:
             return no_answer(answered)
         return {"value": metric.compute(request.record, *request.outputs)}
 
-    model = choose_judge(args, metric.judge, lambda: requests().values()) if metric.judge else None
-    systems = read_systems(args, task, strategy, records, settings_of_judge(args, model) if model else {})
-    note_incomplete(args.inputs_addr, systems)
-    outputs, models = [system.output for system in systems], {"judge": model} if model else {}
-    method, describe = judge if model else compute, partial(describe_verdicts, task)
-    return Stage(task, requests, method, outputs, models, count_questions, describe)
+    model = None
+    if metric.judge:
+        model = choose_judge(args, metric.judge, lambda: (request for _, _, request in requests()))
+    score_files = read_systems(args, task, strategy, records, settings_of_judge(args, model) if model else {})
+    note_incomplete(args.inputs_addr, score_files)
+    return Stage(task, requests, judge if model else compute, score_files, {"judge": model} if model else {})
 
 
 if __name__ == "__main__":

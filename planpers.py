@@ -17,7 +17,7 @@ from prompts import digests
 from utils import cli
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.files.output import Piece, Pieces
+from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, open_api
 from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
@@ -77,12 +77,12 @@ def prepare(args: cli.Arguments) -> list[Stage]:
         posts = task.best_items(record, args.num_contexts)
         return await ask.record("planner", items=posts, parse=plan_parser(lead_in), schema=plan_pattern(lead_in))
 
-    async def answer(plans: Pieces, record: Record, ask: Ask) -> Piece:
+    async def answer(record: Record, ask: Ask, plan: Piece) -> Piece:
         """Answer with the plan of the same number (figure 14); without a usable plan, as RAG does, with the reason.
 
         The prompt gets the plan's raw text if plans have a lead-in, otherwise its titles.
         """
-        plan, posts = plans[ask.key], task.best_items(record, args.num_contexts)
+        posts = task.best_items(record, args.num_contexts)
         if not plan["value"]:
             return await ask.record("rag", items=posts, fields={"plan": None, "no_plan": plan["reason"]})
         text = plan_text(plan["value"]) if lead_in is None else plan["raw"]

@@ -25,7 +25,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings, read_manifest
-from utils.files.output import Output, Pieces
+from utils.files.output import Key, MadeFile
 from utils.files.writing import write_atomically
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
@@ -116,6 +115,22 @@ def build_parser() -> FlagParser:
     return parser
 
 
+class RankedFile(MadeFile):
+    """A dataset with its profiles in order; a piece is the order of a question's profile."""
+
+    unit = "questions"
+
+    def __init__(self, source: Source, args: Arguments, settings: dict[str, Any], keys: list[Key]):
+        super().__init__(args.output_dataset_addr, settings, args, keys, dataset=args.input_dataset_addr)
+        self._source = source
+
+    def content(self) -> Iterator[Record]:
+        for number in range(len(self.keys)):
+            record = self._source.read(number)
+            order = self.pieces[record["id"],]["value"]
+            yield {**record, "profile": reordered(record["profile"], order, Path(self.path))}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Rank one dataset and return 0. UserError if an input is wrong, if possible before a model is loaded."""
     args = build_parser().parse_args(argv)
@@ -130,8 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
-    collect, dataset = partial(rank_records, source, output), args.input_dataset_addr
-    ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
+    ranked = RankedFile(source, args, settings, keys)
     ranked.is_finished()
     if args.dry_run:
         check_embedder(args, source, task_as_read, pooling)
@@ -151,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-        ranked.publish(device, counts=counts)
+        ranked.publish(ranked.content(), device, counts=counts)
     posts = named(counts["posts"], task.item_words)
     print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
     return 0
@@ -161,7 +175,7 @@ def order_all(
     args: Arguments,
     task: Task,
     source: Source,
-    ranked: Output,
+    ranked: RankedFile,
     store: ModelStore,
     pooling: "Pooling | None",
     kept: "Embeddings | None",
@@ -176,7 +190,7 @@ def order_all(
         stored = store.get(id_hash(*key))
         # Earlier versions did not store whether words are shared.
         if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
-            ranked.pieces[key] = {"value": stored["order"], "shares_words": stored.get("shares_words", True)}
+            ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
     if left and pooling:
@@ -192,11 +206,11 @@ def order_all(
                 if store.get(id_hash(record["id"])) is None:
                     store.add(id_hash(record["id"]), {"id": record["id"], **ordered})
                 shares_words = ordered.get("shares_words", True)
-                ranked.pieces[record["id"],] = {"value": ordered["order"], "shares_words": shares_words}
+                ranked.add((record["id"],), {"value": ordered["order"], "shares_words": shares_words})
     return device
 
 
-def note_unmatched(args: argparse.Namespace, source: Source, ranked: Output) -> dict[str, int]:
+def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile) -> dict[str, int]:
     """Return the count of questions that share no word with any of their items, and print it; empty if it is 0."""
     sizes = zip(ranked.keys, source.sizes, strict=True)
     unmatched = sum(size > 0 and not ranked.pieces[key]["shares_words"] for key, size in sizes)
@@ -291,13 +305,6 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
         return args.use_date
     is_timed = noted_settings(args.input_dataset_addr).get("setting") == "time"
     return is_timed and task.date_field is not None and args.ranker not in WITHOUT_TEXTS
-
-
-def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
-    """Yield the records as `output` has them, with their profiles in these orders."""
-    for number in range(len(orders)):
-        record = source.read(number)
-        yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}
 
 
 def id_hash(question_id: str) -> str:

@@ -14,7 +14,7 @@ questions. Run the same command again to resume; nothing is requested twice.
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,10 @@ from utils.cli import UserError
 from utils.cli.errors import counted, named, quote
 from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
+from utils.files.json_files import read_json
 from utils.files.locks import Lock
 from utils.files.manifest import describe_run, noted_settings, publish, publishing, settings_of
-from utils.files.output import Key, Output, Piece, Pieces
+from utils.files.output import Key, Piece, Pieces
 from utils.files.writing import write_synced
 from utils.generation.chat import APIChat
 from utils.generation.engines import OpenAPI, open_api
@@ -45,8 +46,9 @@ from utils.personas.questions import make_questions
 from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
+from utils.runs.files import StageFile, cost_in_words
 from utils.runs.own_method import choose_models, named_model
-from utils.runs.publishing import cost_in_words, sum_calls
+from utils.runs.publishing import sum_calls
 from utils.runs.stage import Stage
 
 SCRIPT = "utils/build_personamem.py"
@@ -156,31 +158,67 @@ def make_stages(args: cli.Arguments) -> list[Stage]:
     settings["models"] = {role: model.identity for role, model in models.items()}
     stages: dict[str, Stage] = {}
     for name in [part for part in PARTS if part in args.step or (part == "personas" and "conversations" in args.step)]:
-        part, records, path = PARTS[name], records_of[name], Path(args.output_dir, f"{name}.json")
+        part = PARTS[name]
         settings_of_part = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
         settings_of_part |= {"time": args.time} if name == "questions" else {}
-        output = Output(
-            path=str(path),
-            settings=settings | settings_of_part,
-            keys=None if part.before else [(record_id,) for record_id in records],  # else known after the step before
-            collect=lambda pieces: {record_id: piece for (record_id,), piece in pieces.items()},
-            unit=part.unit,
-            args=args,
-            check=partial(_refuse_other, path, records.keys()),
-            read=lambda content: {(record_id,): piece for record_id, piece in content.items()},
-        )
-        stages[name] = Stage(
-            task=task,
-            records=partial(_complete, records, part, output),
-            method=partial(_answer, args, prompts, part.make),
-            outputs=[output],
-            models=models,
-            count=partial(_count, part.unit),
-            describe=_describe,
-            after=stages.get(part.before),
-            many_calls=True,
-        )
+        file = PartFile(args, settings | settings_of_part, name, records_of[name])
+        method = partial(_answer, args, prompts, part.make)
+        stages[name] = Stage(task, file.records, method, [file], models, after=stages.get(part.before))
     return [*stages.values()]
+
+
+class PartFile(StageFile):
+    """The values that a step makes: `{id: {"value", "dropped", "calls", ...}}`."""
+
+    many_calls = True
+
+    def __init__(self, args: cli.Arguments, settings: dict[str, Any], name: str, records: Records):
+        """`records`: by id, without the values of the step before."""
+        self.part, self._records = PARTS[name], records
+        keys = None if self.part.before else [(record_id,) for record_id in records]
+        super().__init__(str(Path(args.output_dir, f"{name}.json")), settings, args, keys)
+        self.unit = self.part.unit
+
+    def records(self) -> Iterator[tuple[StageFile, Key, dict[str, Any]]]:
+        """Yield the records, with the value of the step before as `made_from`; those that lack it are left out."""
+        before = self.part.before
+        if before:
+            path = Path(self.path).with_name(f"{before}.json")
+            values = inputs.read_values(path)
+            self.settings["inputs"] |= {path.name: file_hash(path)}
+        for record_id, record in self._records.items():
+            if not before:
+                yield self, (record_id,), {"id": record_id, **record}
+            elif value := values.get(record["drawn"]["id"] if before == "personas" else record_id):
+                yield self, (record_id,), {"id": record_id, **record, "made_from": value}
+
+    def content(self) -> dict[str, Piece]:
+        return {record_id: piece for (record_id,), piece in self.in_order().items()}
+
+    def pieces_in_file(self) -> Pieces:
+        return {(record_id,): piece for record_id, piece in read_json(self.path).items()}
+
+    def check(self, made: dict[str, Any]) -> None:
+        """Refuse to replace a file with records that this command does not make, such as those of other personas."""
+        path = Path(self.path)
+        if path.exists() and (lost := inputs.read_values(path).keys() - self._records.keys()):
+            problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
+            remedy = "give another --output_dir, or --overwrite to replace it; completions are kept"
+            raise UserError(f"{problem}\n  {remedy}")
+
+    def counts(self, content: dict[str, Piece]) -> dict[str, int]:
+        """Count the values, and what was dropped, by reason."""
+        dropped = Counter[str]()
+        for piece in content.values():
+            dropped.update(piece["dropped"])
+        return {self.unit: sum(piece["value"] is not None for piece in content.values()), **dropped}
+
+    def line(self, content: dict[str, Piece], figures: Mapping[str, Any]) -> str:
+        dropped = Counter(figures["counts"])
+        made = dropped.pop(self.unit)
+        counts = f"{counted(made, self.noun)}, {named(dropped.total(), 'replies or parts dropped')}"
+        line = f"{self.path}: {counts}{cost_in_words(figures)}"
+        return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
 def read_records(args: cli.Arguments) -> dict[str, Records]:
@@ -207,24 +245,13 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     }
 
 
-def _complete(records: Records, part: Part, output: Output) -> dict[Key, dict[str, Any]]:
-    """Return the records by key, with the value of the step before as `made_from`; those that lack it are left out.
-
-    The settings of the output get the hash of the file before.
-    """
-    by_key = {(record_id,): {"id": record_id, **record} for record_id, record in records.items()}
-    if part.before is None:
-        return by_key
-    path = Path(output.path).with_name(f"{part.before}.json")
-    values = inputs.read_values(path)
-    output.settings["inputs"] |= {path.name: file_hash(path)}
-    for record in by_key.values():
-        record["made_from"] = values.get(record["drawn"]["id"] if part.before == "personas" else record["id"])
-    return {key: record for key, record in by_key.items() if record["made_from"]}
-
-
 async def _answer(
-    args: cli.Arguments, prompts: Mapping[str, Prompt], make: Make, record: dict[str, Any], ask: Ask
+    args: cli.Arguments,
+    prompts: Mapping[str, Prompt],
+    make: Make,
+    record: dict[str, Any],
+    ask: Ask,
+    before: Piece | None = None,
 ) -> Piece:
     """Return a record's value, the counts of dropped parts, and the figures of its calls."""
     asking = Asking(ask, args, prompts)
@@ -236,29 +263,6 @@ async def _answer(
         piece["reason"] = next(iter(asking.dropped), "nothing was left")
         piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
     return piece
-
-
-def _refuse_other(path: Path, wanted: Set[str], made: dict[str, Any]) -> None:
-    """Raise UserError if a file has records that this command does not make, such as those of other personas."""
-    if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
-        problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
-        raise UserError(f"{problem}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
-
-
-def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
-    """Count the values, and what was dropped, by reason."""
-    dropped = Counter[str]()
-    for piece in pieces.values():
-        dropped.update(piece["dropped"])
-    return {unit: sum(piece["value"] is not None for piece in pieces.values()), **dropped}
-
-
-def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
-    dropped = Counter(figures["counts"])
-    made = dropped.pop(output.unit)
-    counts = f"{counted(made, output.noun)}, {named(dropped.total(), 'replies or parts dropped')}"
-    line = f"{output.path}: {counts}{cost_in_words(figures)}"
-    return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
 def assemble(args: cli.Arguments) -> None:

@@ -14,7 +14,7 @@ from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.locks import Lock
 from utils.files.manifest import manifest_of, noted_settings, read_manifest
-from utils.files.output import Output
+from utils.runs.files import StageFile
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}
@@ -31,17 +31,23 @@ def path(tmp_path):
     return tmp_path / "answers.json"
 
 
-def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, dataset=None, **args):
+class Answers(StageFile):
+    unit = "answers"
+
+    def content(self):
+        return [self.pieces[key]["value"] for key in sorted(self.pieces)]
+
+
+def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, dataset=None, **args):
     flags = Namespace(**{"overwrite": False, "max_retries": 3, **args})
-    collect = collect or (lambda pieces: [pieces[key]["value"] for key in sorted(pieces)])
     pieces = {key: pieces[key] for key in keys if key in pieces}
-    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, dataset)
+    return Answers(str(path), settings, flags, keys, pieces, dataset)
 
 
 def write(path, **more):
     output = make(path, **more)
     output.open()
-    assert output.publish("CPU", counts={"answers": 3})
+    assert output.publish(output.content(), "CPU", counts={"answers": 3})
 
 
 def is_finished(path, **more):
@@ -79,7 +85,7 @@ def test_an_output_is_published_with_its_runs_figures(path):
     output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
     assert not output.is_finished() and output.missing() == [("q2", 0)]
     output.open()
-    assert output.publish("CPU", counts={"answers": 3})
+    assert output.publish(output.content(), "CPU", counts={"answers": 3})
     del output
     assert path.read_text(encoding="utf-8") == '[\n  "two\\nlines",\n  null,\n  "🎸"\n]\n'
     manifest = read_manifest(path)
@@ -119,7 +125,7 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     settings = {**SETTINGS, "num_beams": 4}
     output = make(path, keys=[("q1", 1)], num_shards=num_shards, settings=settings)
     output.open()
-    assert output.publish("CPU") == (num_shards == 1)
+    assert output.publish(output.content(), "CPU") == (num_shards == 1)
     assert output.report_failed() == 0
     if num_shards == 1:
         make(path, keys=[("q1", 1)], settings=settings).report_finished()
@@ -194,7 +200,7 @@ def test_a_shard_has_pieces_only(path):
     output = make(path, num_shards=2)
     assert output.is_finished() is False
     output.open()
-    assert output.publish("CPU") is False and len(output.pieces) == 3
+    assert output.publish(output.content(), "CPU") is False and len(output.pieces) == 3
     lock.release()
     assert names_in(path.parent) == {"answers.json"} and path.read_text() == "somebody else's"
 

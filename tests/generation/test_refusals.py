@@ -16,7 +16,7 @@ import evaluate_responses
 from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.files.output import Output
+from utils.files.output import MadeFile
 from utils.generation import refusals
 from utils.generation.api_server import problem_of
 from utils.generation.refusals import MalformedError, Refusals
@@ -191,13 +191,13 @@ class Case:
 @pytest.fixture
 def published(monkeypatch):
     """The pieces of each output that this process has published, by path."""
-    found, publish = {}, Output.publish
+    found, publish = {}, MadeFile.publish
 
     def note_and_publish(output, *given, **figures):
         found[output.path] = dict(output.pieces)
         return publish(output, *given, **figures)
 
-    monkeypatch.setattr(Output, "publish", note_and_publish)
+    monkeypatch.setattr(MadeFile, "publish", note_and_publish)
     return found
 
 

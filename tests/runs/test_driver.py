@@ -195,25 +195,25 @@ def test_the_manifest_has_the_command_and_what_followed_from_it(server, api, tmp
     assert {request["max_tokens"] for request in server.requests} <= {2048 + 25_000}
 
 
-[LAST] = re.findall(r"    then = stage.*\n", SCRIPT)
+[LAST] = re.findall(r"    then = Stage.*\n", SCRIPT)
 THREE_STAGES = SCRIPT.replace("[first, then]", "[first, second, then]").replace(
     LAST,
     """
-    async def again(drafts, record, ask):
-        return await ask.record(ANSWER, values={"outline": drafts[ask.key]["value"] or "none"})
-
     path = f"{dataset.output_addr}.drafts.json"
-    second = stage("drafts", partial(answer, first.outputs[0].pieces), path, after=first)
-    then = stage("answers", partial(again, second.outputs[0].pieces), dataset.output_addr, after=second)
+    drafts = ResponseFile(dataset, settings | {"step": "drafts"}, path, reads_now=READS_NOW)
+    second = Stage(dataset.task, drafts.records, answer, [drafts], models, after=first)
+    then = Stage(dataset.task, answers.records, answer, [answers], models, after=second)
 """,
 )
 
 
-@pytest.mark.parametrize("keys", ["", "    second.outputs[0].keys = None\n"])
-def test_the_last_of_three_stages_needs_the_pieces_of_both_before(keys, api, server, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("reads_now", ["True", "False"])
+def test_the_last_of_three_stages_needs_the_pieces_of_both_before(
+    reads_now, api, server, tmp_path, monkeypatch, capsys
+):
     """The middle one's keys may be known only after the first."""
     module: dict = {"__name__": "outline"}
-    exec(compile(THREE_STAGES.replace("    then =", f"{keys}    then ="), "outline.py", "exec"), module)
+    exec(compile(THREE_STAGES.replace("READS_NOW", reads_now), "outline.py", "exec"), module)
     answers = tmp_path / "answers.json"
     words = [*api, "--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_addr", str(answers)]
 
@@ -246,4 +246,4 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(keys, api, ser
     outlines = json.loads((tmp_path / "answers.json.outlines.json").read_text())
     assert all(output["output"].startswith("Now ") for [output] in outlines.values())
     capsys.readouterr()
-    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == (1 if keys else 3)
+    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == 3

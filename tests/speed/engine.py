@@ -26,14 +26,14 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import run_script
 from utils.cli.arguments import set_up_torch
 from utils.cli.flags import Arguments
-from utils.files.output import Output
 from utils.generation.calls import Call
 from utils.generation.engines import choose_model
 from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
-from utils.runs.judging import JudgeModel, System, choose_judge, requests_to
+from utils.runs.files import StageFile
+from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
 from utils.runs.rendering import Prompts, make_call
 from utils.runs.runner import Run, Servers
 from utils.runs.stage import Stage
@@ -149,11 +149,12 @@ def answer_arguments(args: argparse.Namespace) -> Arguments:
 def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Call]:
     """Return a call for every aspect of the first questions; responses consist of the user's posts."""
     records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
-    responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
-    output = Output(str(folder / "scores.json"), {}, [], None, "verdicts", judging)
-    form, requests = METRIC.judge.output, requests_to([System(responses, records, METRIC, output)], records)
+    responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
+    path = str(folder / "scores.json")
+    scores = ScoreFile(path, {}, judging, TASK, "aspect", records, records, {"responses.json": responses})
+    form, requests = METRIC.judge.output, requests_to([scores], records)
     policy = replace(judge.policy, schema=form.schema)
-    prompts = [(key, judge.chat.render(judge.messages(request))) for key, request in requests.items()]
+    prompts = [(key, judge.chat.render(judge.messages(request))) for _, key, request in requests]
     return [Call(key, prompt, form.parse, policy) for key, prompt in prompts]
 
 
@@ -179,12 +180,13 @@ async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[fl
     async def send(call: Call, ask: Ask) -> dict[str, Any]:
         return await ask.send("generator", lambda: call)
 
-    output = Output("", {}, [call.key for call in calls], None, "calls", model.flags)
-    stage = Stage(TASK, lambda: {call.key: call for call in calls}, send, [output], {"generator": model})
+    file = StageFile(f"{tempfile.mkdtemp()}/calls.json", {}, model.flags, [call.key for call in calls])
+    file.unit = "calls"
+    stage = Stage(TASK, lambda: ((file, call.key, call) for call in calls), send, [file], {"generator": model})
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await Run(stage, model.flags, Servers(), is_inner=True).go({"generator": engine})
-    return time.perf_counter() - started, list(output.pieces.values())
+    await Run(stage, model.flags, Servers()).go({"generator": engine})
+    return time.perf_counter() - started, list(file.pieces.values())
 
 
 def timed_bare(engine: Any, calls: Sequence[Call], params: list[Any]) -> tuple[float, list[Any]]:

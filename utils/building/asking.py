@@ -6,9 +6,8 @@ model, the prompt and the post's text: with more posts, or with other terms for 
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,13 @@ from utils.benchmarks import lampqa
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Parser
 from utils.building.candidates import text_key
-from utils.files.output import Key, Output, Piece, Pieces
+from utils.files.json_files import read_json
+from utils.files.output import Key, Piece, Pieces
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model
 from utils.runs.ask import Ask
+from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 
 FIGURES = {field.name for field in fields(Fitted)}  # about a prompt's profile; prompts here have none
@@ -42,50 +43,70 @@ class Question:
     stand_in: Any  # an output that lets a post pass (--dry_run)
 
 
+class StepFile(StageFile):
+    """The outputs of a question about posts, in the order of the posts: `{id: {field: output, ...}}`."""
+
+    def __init__(self, args: Namespace, settings: dict[str, Any], question: Question, posts: "Posts"):
+        """`posts`: the posts to ask about, or the file of the step before, whose outputs say which posts pass."""
+        super().__init__(str(Path(args.output_dir, f"{question.step}.json")), settings, args)
+        self.question, self._posts, self.unit = question, posts, question.unit
+        self.stand_in = {"value": question.stand_in}
+        self.stand_in_note = f"upper bound, because {question.step} drops some posts"
+
+    def posts(self) -> list[Record]:
+        """Return the posts to ask about."""
+        before = self._posts
+        return before if isinstance(before, list) else before.passed()
+
+    def passed(self) -> list[Record]:
+        """Return the posts that the outputs let pass."""
+        content = self.content()
+        return [post for post in self.posts() if content.get(post["id"], {}).get(self.question.field)]
+
+    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
+        return ((self, text_key(post["id"], *asked_of(post).values()), post) for post in self.posts())
+
+    def content(self) -> dict[str, Any]:
+        return {
+            key[0]: {
+                self.question.field: piece["value"],
+                **{name: piece[name] for name in piece if name not in {"value", *FIGURES}},
+            }
+            for key, piece in self.in_order().items()
+        }
+
+    def pieces_in_file(self) -> Pieces:
+        content = read_json(self.path)
+        return {
+            key: {"value": content[post["id"]][self.question.field]}
+            for _, key, post in self.records()
+            if post["id"] in content
+        }
+
+    def counts(self, content: dict[str, Any]) -> Counts:
+        return count_outputs(self.question, content)
+
+
+Posts = list[Record] | StepFile
+
+
 def stages_of(args: Namespace, script: str, posts: list[Record], first: Question, second: Question) -> list[Stage]:
     """Return the stages that ask both questions about these posts, and write a file for each."""
     model = choose_model(args)
-    asks_first = stage_of(args, script, model, first, lambda: posts)
-    output = asks_first.outputs[0]
-
-    def passed() -> list[Record]:
-        content = output.content()
-        return [post for post in posts if content.get(post["id"], {}).get(first.field)]
-
-    asks_second = stage_of(args, script, model, second, passed)
-    return [
-        asks_first,
-        replace(asks_second, after=asks_first, assumes=f"upper bound, because {first.step} drops some posts"),
-    ]
+    asks_first = stage_of(args, script, model, first, posts)
+    return [asks_first, replace(stage_of(args, script, model, second, asks_first.files[0]), after=asks_first)]
 
 
-def stage_of(
-    args: Namespace, script: str, model: Model, question: Question, posts: Callable[[], list[Record]]
-) -> Stage:
-    step = question.step
-    settings = args.settings() | {"script": script, "step": step, "model": model.identity}
+def stage_of(args: Namespace, script: str, model: Model, question: Question, posts: Posts) -> Stage:
+    settings = args.settings() | {"script": script, "step": question.step, "model": model.identity}
     settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
-    collect = partial(_collect, question.field)
-    output = Output(str(Path(args.output_dir, f"{step}.json")), settings, None, collect, question.unit, args)
-    output.read = lambda content: {
-        key: {"value": content[post["id"]][question.field]} for key, post in keyed().items() if post["id"] in content
-    }
+    file = StepFile(args, settings, question, posts)
 
-    def keyed() -> dict[Key, Record]:
-        return {text_key(post["id"], *asked_of(post).values()): post for post in posts()}
+    async def ask_it(post: Record, ask: Ask, before: Piece | None = None) -> Piece:
+        return await ask.record(question.step, parse=question.parse, schema=question.schema)
 
-    async def ask_it(post: Record, ask: Ask) -> Piece:
-        return await ask.record(step, parse=question.parse, schema=question.schema)
-
-    return Stage(
-        replace(lampqa.TASK, prompts={step: question.prompt}, values=asked_of),
-        keyed,
-        ask_it,
-        [output],
-        {"generator": model},
-        lambda content, _: count_outputs(question, content),
-        stand_in={"value": question.stand_in},
-    )
+    task = replace(lampqa.TASK, prompts={question.step: question.prompt}, values=asked_of)
+    return Stage(task, file.records, ask_it, [file], {"generator": model})
 
 
 def asked_of(record: Record) -> dict[str, str]:
@@ -98,11 +119,3 @@ def count_outputs(question: Question, content: dict[str, Any]) -> Counts:
     values = [record[question.field] for record in content.values()]
     unusable = "without usable output, dropped"
     return dict(Counter(unusable if value is None else question.describe(value) for value in values))
-
-
-def _collect(field: str, pieces: Pieces) -> dict[str, Any]:
-    """Return {id: {field: output, ...}} in the order of the posts."""
-    return {
-        key[0]: {field: piece["value"], **{name: piece[name] for name in piece if name not in {"value", *FIGURES}}}
-        for key, piece in pieces.items()
-    }

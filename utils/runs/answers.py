@@ -1,10 +1,9 @@
 """Everything in baselines.py except its method: questions, model, and response files."""
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
 from prompts import Prompt, digests
@@ -15,18 +14,18 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import refuse_unranked
-from utils.files.output import Key, Output, Piece, Pieces
+from utils.files.output import Key, Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import Needs, read_questions, read_task, select_questions
 from utils.records.responses import WITHOUT_PROFILE, collect_responses, count_responses
-from utils.runs.ask import Ask
+from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 
 Responses = dict[str, list[dict[str, Any]]]
-Method = Callable[[Record, Ask], Awaitable[Piece]]
+Method = Callable[..., Awaitable[Piece]]  # of a record, its `Ask`, and after another stage, that stage's piece
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,48 @@ class Dataset:
         selected = select_questions(self.records, args.limit, args.num_shards, args.shard_index)
         return {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
 
-    def collect(self, answers: Pieces, field: str = "output") -> Responses:
-        """Return the content of a response file, in the order of the dataset."""
-        return collect_responses(self.records, answers, field)
 
-    def without_profile(self, responses: Responses) -> dict[str, int]:
-        """Return the number of usable answers to questions whose asker has no posts, for the counts; {} if 0."""
-        bare = [record["id"] for record in self.records if not record["profile"]]
-        count = sum(answer["output"] is not None for key in bare for answer in responses.get(key, ()))
-        return {WITHOUT_PROFILE: count} if count else {}
+class ResponseFile(StageFile):
+    """Answers to the questions of a dataset: `{question id: [{"output": text or null, ...}, ...]}`.
+
+    With `shows_posts`, the prompts have posts, and answers to askers without posts are counted.
+    """
+
+    unit = "answers"
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        settings: dict[str, Any],
+        path: str | None = None,
+        shows_posts: bool = False,
+        reads_now: bool = False,
+        **figures: Any,
+    ):
+        """
+        Args:
+            path: another path than --output_addr, for an earlier stage's file.
+            reads_now: read the dataset now. Needed after another stage: then the file is made again if that one is.
+        """
+        keys = dataset.questions if reads_now else None
+        super().__init__(path or dataset.output_addr, settings, dataset.args, keys, dataset=dataset.path, **figures)
+        self._dataset, self._shows_posts = dataset, shows_posts
+
+    def content(self) -> Responses:
+        return collect_responses(self._dataset.records, self.in_order())
+
+    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
+        """Yield file, key and record of each answer, for a `Stage`."""
+        return ((self, key, record) for key, record in self._dataset.questions.items())
+
+    def counts(self, content: Responses) -> dict[str, int]:
+        outputs, task = [output for outputs in content.values() for output in outputs], self._dataset.task
+        counts = count_responses(content, task.item_words) | task.count_outputs(outputs)
+        if any("plan" in output for output in outputs):
+            counts["answered without a plan"] = sum(output["plan"] is None for output in outputs)
+        bare = [record["id"] for record in self._dataset.records if not record["profile"]] if self._shows_posts else []
+        without_profile = sum(output["output"] is not None for key in bare for output in content.get(key, ()))
+        return counts | ({WITHOUT_PROFILE: without_profile} if without_profile else {})
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
@@ -154,22 +186,8 @@ def stage_of_answers(
     inputs, settings = file_hash(dataset.path), {"script": "baselines.py", "model": model.identity}
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
-    output = Output(dataset.output_addr, settings, None, dataset.collect, "answers", args, dataset=dataset.path)
-
-    return Stage(
-        task,
-        lambda: dataset.questions,
-        method,
-        [output],
-        {"generator": model},
-        partial(count_answers, task, dataset=dataset if args.rag and args.num_contexts else None),
-    )
-
-
-def count_answers(task: Task, responses: Responses, _: Pieces, dataset: Dataset | None = None) -> dict[str, int]:
-    """Count answers for the manifest. If they use posts, `dataset` tells which askers have none."""
-    outputs, more = chain.from_iterable(responses.values()), dataset.without_profile(responses) if dataset else {}
-    return count_responses(responses, task.item_words) | task.count_outputs(outputs) | more
+    responses = ResponseFile(dataset, settings, shows_posts=bool(args.rag and args.num_contexts))
+    return Stage(task, responses.records, method, [responses], {"generator": model})
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:

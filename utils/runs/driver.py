@@ -8,14 +8,13 @@ from contextlib import ExitStack, closing
 from utils import cli
 from utils.cli import Arguments
 from utils.cli.errors import counted, first_five, printable
-from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.loop import Loop
 from utils.runs.publishing import report_shard
 from utils.runs.runner import Run, Servers, make_pieces, open_for, refuse_deleted_store
-from utils.runs.stage import Stage, models_of
+from utils.runs.stage import Place, Stage, models_of
 from utils.runs.trace import check_trace, has_trace
 
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
@@ -44,8 +43,8 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
             for stage in running:
                 opened.enter_context(open_for(stage))
             return count_requests(stages, running, args)
-    for output in (output for stage in stages for output in stage.outputs if output.finished):
-        output.report_finished()
+    for file in (file for stage in stages for file in stage.files if file.finished):
+        file.report_finished()
     if not left:
         return 0
     for model in models_of(running).values():
@@ -54,32 +53,30 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         if stage.search is not None:
             stage.search.check()
     with ExitStack() as locks:
-        for output in (output for stage in running for output in stage.made):
-            output.open()
-            locks.callback(output.close)
-            if vars(args).get("trace") and not output.is_shard:
-                check_trace(output)
+        for file in (file for stage in running for file in stage.made):
+            file.open()
+            locks.callback(file.close)
+            if vars(args).get("trace") and not file.is_shard:
+                check_trace(file)
         runs = make_pieces(running, args, open_api)
-    report_shard(args, [output.path for stage in running for output in stage.outputs])
+    report_shard(args, [file.path for stage in running for file in stage.files])
     return report(runs)
 
 
 def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
-    """Return the stages with an output that is not finished or lacks its trace (--trace), and the stages after them."""
+    """Return the stages with a file that is not finished or lacks its trace (--trace), and the stages after them."""
     left: list[Stage] = []
     for stage in stages:
         follows_finished = stage.after is None or stage.after.is_finished
-        for output in stage.outputs:  # all of them, so that each mistake is found before the first request
-            output.finished = output.is_finished() and follows_finished
-            if not output.finished and output.keys is None and (stage.after is None or has_pieces(stage.after)):
-                output.keys = [*stage.records()]
-                output.finished = output.is_finished() and follows_finished
-        if not stage.is_finished or (
-            vars(args).get("trace") and any(not has_trace(output) for output in stage.outputs)
-        ):
+        for file in stage.files:  # all of them, so that each mistake is found before the first request
+            file.is_finished(follows_finished)
+            if not file.finished and file.keys is None and (stage.after is None or has_pieces(stage.after)):
+                stage.expect()
+                file.is_finished(follows_finished)
+        if not stage.is_finished or (vars(args).get("trace") and any(not has_trace(file) for file in stage.files)):
             left.append(stage)
-        for output in stage.outputs if stage not in left and any(other.after is stage for other in stages) else ():
-            output.load()
+        for file in stage.files if stage not in left and any(other.after is stage for other in stages) else ():
+            file.load()
     return left
 
 
@@ -93,19 +90,19 @@ def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
 
 
 def has_pieces(stage: Stage) -> bool:
-    return any(output.pieces for output in stage.outputs)
+    return any(file.pieces for file in stage.files)
 
 
 def count_requests(stages: Sequence[Stage], running: Sequence[Stage], args: Arguments) -> int:
     """Print what the stages would still request (--dry_run); return the exit code, which is 1 if a method raised."""
     servers, rows, incomplete, codes = Servers(), [], [], [0]
     for stage in stages:
-        paths = [output.path for output in stage.outputs]
+        paths = [file.path for file in stage.files]
         if stage not in running:
             print(f"{', '.join(paths)}: finished, 0 requests")
             continue
-        if stage.after in incomplete and stage.after.stand_in is None:
-            print(f"{', '.join(paths)}: not counted, because {stage.after.outputs[0].path} is not complete")
+        if stage.after in incomplete and stage.after.files[0].stand_in is None:
+            print(f"{', '.join(paths)}: not counted, because {stage.after.files[0].path} is not complete")
             incomplete.append(stage)
             continue
         for model in stage.models.values():
@@ -116,19 +113,19 @@ def count_requests(stages: Sequence[Stage], running: Sequence[Stage], args: Argu
         describe_run(stage, run.lacking, run.lacking_searches, run.calls, run.total, len(run.left))
         rows += [lacking.row(role, stage.unit, paths) for role, lacking in run.lacking.items()]
         codes.append(report_raised(run.raised))
-        if stage.assumes and stage.after in incomplete:
-            print(f"  {stage.assumes}")
+        if stage.after in incomplete and stage.after.files[0].stand_in_note:
+            print(f"  {stage.after.files[0].stand_in_note}")
         if run.left:
             incomplete.append(stage)
-        for key in run.left if stage.stand_in else ():
-            output, its_key = stage.place(key)
-            output.pieces[its_key] = stage.stand_in
+        for file, key in run.left:
+            if file.stand_in:
+                file.add(key, file.stand_in)
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
     more = ", and more for requests that depend on answers" if any(stage.many_calls for stage in incomplete) else ""
     print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
     models = list(models_of(running).values())
-    describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
+    describe_machine(models[0].flags if models else args, models, stages[0].files[0].path, running)
     if isinstance(args.dry_run, str):
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
     return max(codes)
@@ -136,32 +133,32 @@ def count_requests(stages: Sequence[Stage], running: Sequence[Stage], args: Argu
 
 def are_complete(stages: Sequence[Stage]) -> bool:
     """Return whether all outputs have all their pieces; called after `run_stages`."""
-    outputs = [output for stage in stages for output in stage.outputs]
-    return all(output.finished or (output.keys is not None and not output.missing()) for output in outputs)
+    files = [file for stage in stages for file in stage.files]
+    return all(file.finished or (file.keys is not None and not file.missing()) for file in files)
 
 
 def report(runs: Sequence[Run]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
-    # A finished output has nothing new to report, and commands that depend on it can run.
-    new = [output for run in runs for output in run.made if not output.finished]
-    codes = [max(output.report_failed(), int(output.is_kept)) for output in new]
+    # A finished file has nothing new to report, and commands that depend on it can run.
+    new = [file for run in runs for file in run.made if not file.finished]
+    codes = [max(file.report_failed(), int(file.is_kept)) for file in new]
     codes += [report_raised(run.raised) for run in runs]
-    missing = {run.stage: sum(len(output.missing()) for output in run.made) - len(run.raised) for run in runs}
+    missing = {run.stage: sum(len(file.missing()) for file in run.made) - len(run.raised) for run in runs}
     for stage, number in missing.items():
         # A record without a piece here usually lacks one in the later stage too, which reports it.
         if not any(missing[other] for other in missing if other.after is stage):
-            codes.append(cli.report_missing(number, stage.outputs[0].noun))
+            codes.append(cli.report_missing(number, stage.files[0].noun))
     return max(codes)
 
 
-def report_raised(raised: Mapping[Key, str]) -> int:
+def report_raised(raised: Mapping[Place, str]) -> int:
     """Print a method's most common errors, each with ids of questions, and return the exit code."""
     if not raised:
         return 0
     again = "correct the method and run the command again (completions are kept)"
     print(f"the method raised an error on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
-    for (question_id, *_), error in raised.items():
+    for (_, (question_id, *_)), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))
     for error, ids in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_ERRORS]:
         print(f"  {printable(error[:LONGEST_ERROR])} (id {first_five(ids)})", file=sys.stderr)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.cli.errors import counted, named, printable
-from utils.files.output import Key, Piece
+from utils.files.output import Piece
 from utils.generation.calls import Call, prices_of
 from utils.generation.local_chat import LocalChat
 from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
-from utils.runs.stage import Stage
+from utils.runs.stage import Place, Stage
 
 # Disk space per token: an answer of 2048 tokens has about 10 kB, the store and the output keep its raw text, the output
 # also the parsed answer, and the output is first written under a temporary name. Higher token limits are for thoughts,
@@ -89,7 +89,7 @@ def describe_run(
     stage: Stage,
     lacking: Mapping[str, Lacking],
     lacking_searches: int,
-    calls: Mapping[Key, Sequence[tuple[str, Piece]]],
+    calls: Mapping[Place, Sequence[tuple[str, Piece]]],
     num_records: int,
     num_left: int,
 ) -> None:
@@ -98,11 +98,11 @@ def describe_run(
     Args:
         lacking: the requests to each role's model.
         lacking_searches: the number of searches that would need the encoder.
-        calls: role and call record of each call that needs no request, by the record's key.
+        calls: role and call record of each call that needs no request, by the record's place.
         num_left: how many of the records need requests.
     """
-    names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {num_left} of {counted(num_records, stage.outputs[0].noun)} to request")
+    names = ", ".join(file.path for file in stage.files)
+    print(f"{names}: {num_left} of {counted(num_records, stage.files[0].noun)} to request")
     for role, requests in lacking.items():
         print(requests.describe(role))
     if lacking_searches:
@@ -113,8 +113,8 @@ def describe_run(
     )
     if dropped or cut:
         print(f"  {named(dropped, stage.task.item_words)} left out for length, {counted(cut, 'prompt')} cut at the end")
-    unsent = [key for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]
-    if too_long := [str(stage.place(key)[1][0]) for key in unsent]:  # question ids
+    unsent = [key for (_, key), pairs in calls.items() for _, record in pairs if "attempts" not in record]
+    if too_long := [str(question_id) for question_id, *_ in unsent]:
         print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
     if stage.many_calls and num_left:
         print("  requests that depend on the answers to these are not counted")
@@ -130,7 +130,7 @@ def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stage
             loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit, model.flags.dtype))
     for stage in stages:
         tokens = max((model.window.max_tokens for model in stage.models.values()), default=0)
-        num_pieces = sum(len(output.keys or ()) for output in stage.outputs)
+        num_pieces = sum(len(file.keys or ()) for file in stage.files)
         needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
     lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
     print(*lines, *describe_disk(path, needed), sep="\n")

@@ -3,9 +3,9 @@
 import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from prompts import Messages, Prompt, digests, load_prompt
@@ -18,7 +18,7 @@ from utils.cli.errors import counted
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
-from utils.files.output import Key, Output, refuse_other_source
+from utils.files.output import Key, refuse_other_source
 from utils.generation.chat import choose_length, render_all
 from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
@@ -35,13 +35,17 @@ from utils.records.responses import (
     refuse_gaps,
 )
 from utils.records.scores import carried, score_file
-from utils.runs.publishing import cost_in_words
+from utils.runs.files import StageFile, cost_in_words
 from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
+COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
 ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
 MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
+
+
+Responses = dict[str, list[dict[str, Any]]]
 
 
 class Request(NamedTuple):
@@ -52,14 +56,60 @@ class Request(NamedTuple):
     number: int  # the verdict's number within the question
 
 
-@dataclass
-class System:
-    """Responses that are judged together (one file, or two for a pairwise comparison), and their score file."""
+class ScoreFile(StageFile):
+    """The scores of responses that are judged together: those of one file, or of two for a pairwise comparison.
 
-    responses: list[dict[str, list[dict[str, Any]]]]  # the contents of each file
-    questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
-    metric: Metric
-    output: Output  # the score file; its pieces are the verdicts
+    Attributes:
+        responses: the contents of each response file.
+        questions: those to be judged, in the dataset's order; each has a response in each file.
+        metric: how they are judged.
+    """
+
+    unit = "verdicts"
+
+    def __init__(
+        self,
+        path: str,
+        settings: dict[str, Any],
+        args: Arguments,
+        task: Task,
+        strategy: str,
+        records: list[Record],
+        questions: list[Record],
+        judged: Mapping[str, Responses],
+    ):
+        """
+        Args:
+            strategy: the metric's name.
+            records: the whole dataset.
+            judged: the contents of the response files by path.
+        """
+        self.responses, self.questions, self.metric = [*judged.values()], questions, task.metrics[strategy]
+        keys = [key for question in questions for key in self.metric.keys(question)]
+        super().__init__(path, settings, args, keys, judged=[*judged], answers=list(map(origin_of, judged)))
+        self._task, self._strategy, self._records = task, strategy, records
+
+    def content(self) -> dict[str, Any]:
+        [first, *others] = self.responses
+        head = {} if others else carried(self.questions, first)
+        head |= self.metric.over_outputs(self.questions, first)
+        asked_ids = {question["id"] for question in self.questions}
+        return score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), head=head)
+
+    def check(self, made: dict[str, Any]) -> None:
+        """Refuse to replace the scores of another response file: --score_addr may name them by mistake.
+
+        If the response file has the same name and only its content has changed, it is judged again.
+        """
+        if made["settings"].get("responses") != self.settings["responses"]:
+            refuse_other_source(made.get("judged") or ["other responses"], self.figures["judged"])
+
+    def counts(self, content: dict[str, Any]) -> dict[str, int]:
+        return {name: content[name] for name in COUNTS}
+
+    def line(self, content: dict[str, Any], figures: Mapping[str, Any]) -> str:
+        line = describe_scores(self._task, self.path, content, figures["tokens"], self.figures["answers"])
+        return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)
 
 
 @dataclass(frozen=True)
@@ -152,37 +202,30 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 
 
 def read_systems(
-    args: Arguments, task: Task, strategy: str, records: list[Record], of_judge: dict[str, Any]
-) -> list[System]:
-    """Return the responses to judge, checked against the dataset; `of_judge` has the judge's settings, or nothing."""
+    args: Arguments, task: Task, strategy: str, records: list[Record], judge_settings: dict[str, Any]
+) -> list[ScoreFile]:
+    """Return the score files, with the responses to judge, which are checked against the dataset."""
     metric = task.metrics[strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
-    shared = of_judge | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(args.inputs_addr)}
+    shared = judge_settings | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(args.inputs_addr)}
     compares = metric.num_systems > 1
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
-    systems = []
+    files = []
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
-        responses, questions = [], selected
+        judged, questions = {}, selected
         for address in addresses:
             refuse_other_way(address, strategy, metric)
-            responses.append(as_read(read_responses(address, task), metric.reads))
+            judged[address] = as_read(read_responses(address, task), metric.reads)
             if not args.allow_partial:
                 refuse_gaps(address)
-            questions = match_responses(questions, responses[-1], address, ids, args.allow_partial)
-            if any(len(outputs) > 1 for outputs in responses[-1].values()):
+            questions = match_responses(questions, judged[address], address, ids, args.allow_partial)
+            if any(len(outputs) > 1 for outputs in judged[address].values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}
-        keys = [key for question in questions for key in metric.keys(question)]
-        head = {} if compares else carried(questions, responses[0])
-        head |= metric.over_outputs(questions, responses[0])
-        collect = partial(score_file, task, strategy, records, {question["id"] for question in questions}, head=head)
-        check = partial(refuse_other_responses, addresses, settings["responses"])
-        output = Output(score_addr, settings, keys, collect, "verdicts", args, check=check)
-        output.figures = {"judged": addresses, "answers": list(map(origin_of, addresses))}
-        systems.append(System(responses, questions, metric, output))
-    return systems
+        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged))
+    return files
 
 
 def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
@@ -194,29 +237,27 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
         raise UserError(f"{path}: was made {made}; --strategy {strategy} is for responses made {' or '.join(usable)}")
 
 
-def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:
-    """Return the requests for all systems' verdicts by key; if there are several, a key begins with a system's number.
+def requests_to(files: list[ScoreFile], records: list[Record]) -> Iterator[tuple[ScoreFile, Key, Request]]:
+    """Yield file, key and request of all verdicts.
 
     Verdicts on one response are adjacent, and so are responses to one question: in the judge's prompt, the aspect comes
     after the question and the response, so the engine computes the prefix that the prompts share only once.
     """
-    judged = [{question["id"] for question in system.questions} for system in systems]
-    return {
-        (key if len(systems) == 1 else (number, *key)): Request(
-            record, answers_to(system.responses, record["id"]), key[1]
-        )
+    judged = [{question["id"] for question in file.questions} for file in files]
+    return (
+        (file, key, Request(record, answers_to(file.responses, record["id"]), key[1]))
         for record in records
-        for number, system in enumerate(systems)
-        if record["id"] in judged[number]
-        for key in system.metric.keys(record)
-    }
+        for file, ids in zip(files, judged, strict=True)
+        if record["id"] in ids
+        for key in file.metric.keys(record)
+    )
 
 
-def note_incomplete(path: str, systems: list[System]) -> None:
+def note_incomplete(path: str, files: list[ScoreFile]) -> None:
     """Print how many aspects lack a text that the judge's prompt shows, such as evidence."""
     metric, questions = (
-        systems[0].metric,
-        {question["id"]: question for system in systems for question in system.questions},
+        files[0].metric,
+        {question["id"]: question for file in files for question in file.questions},
     )
     if metric.judge is None or metric.parts is None:
         return
@@ -226,15 +267,6 @@ def note_incomplete(path: str, systems: list[System]) -> None:
         print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {lacking}", file=sys.stderr)
 
 
-def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
-    """Raise UserError if a score file was made from another response file: --score_addr may name it by mistake.
-
-    If the response file has the same name and only its content has changed, there is no error: it is judged again.
-    """
-    if made["settings"].get("responses") != hashes:
-        refuse_other_source(made.get("judged") or ["other responses"], addrs)
-
-
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
     if judge.gives_rewards and not args.openai:
@@ -242,14 +274,3 @@ def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
         if pads_with_end(judge.addr, args.cache_dir):
             shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
     return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown
-
-
-def count_questions(scores: Mapping[str, Any], _: Any) -> dict[str, int]:
-    names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
-    return {name: scores[name] for name in names}
-
-
-def describe_verdicts(task: Task, output: Output, scores: dict[str, Any], figures: Mapping[str, Any]) -> str:
-    """Return the line to print about a finished score file."""
-    line = describe_scores(task, output.path, scores, figures["tokens"], output.figures["answers"])
-    return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)

@@ -25,11 +25,12 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
-from utils.files.output import NO_ANSWER, Piece
+from utils.files.output import Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import was_cut
 from utils.parsing import writable
 from utils.runs.ask import Ask
+from utils.runs.files import NO_ANSWER
 from utils.runs.loop import begin_branch
 from utils.runs.publishing import sum_calls
 from utils.runs.steps import MethodError

@@ -18,15 +18,15 @@ from utils.cli import Arguments, UserError
 from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings, without_password
-from utils.files.output import Output, refuse_other_source
+from utils.files.output import refuse_other_source
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, is_classifier, is_encoder_decoder
 from utils.generation.model import Model
-from utils.runs.answers import check_ranked, count_answers, read_datasets
+from utils.runs.answers import Dataset, ResponseFile, check_ranked, read_datasets
 from utils.runs.driver import run_stages
+from utils.runs.files import cost_in_words
 from utils.runs.methods import Method, load_method
-from utils.runs.publishing import cost_in_words
 from utils.runs.stage import Stage
 
 ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that parses its value
@@ -53,32 +53,46 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     note_unknown_names(args, method)
     models, search = choose_models(args, task), Search(args, task, dataset.path)
     settings = settings_of_method(args, task, models) | {"code": method.code(), "search": search.settings}
-    output = Output(dataset.output_addr, settings, None, dataset.collect, "answers", args, dataset=dataset.path)
-    output.figures = {"method_path": str(method.path.resolve())}
-    output.check = partial(refuse_other_method, output)
-    earlier = noted_settings(output.path).get("code")
-
-    stage = Stage(
-        task,
-        lambda: dataset.questions,
-        partial(method, task=task, shown=shown),
-        [output],
-        models,
-        partial(count_answers, task),
-        partial(describe_answers, models, method.path, earlier),
-        many_calls=True,
-        search=search,
-    )
+    answers = MethodFile(dataset, settings, method.path, models)
+    stage = Stage(task, answers.records, partial(method, task=task, shown=shown), [answers], models, search=search)
     return run_stages([stage], args, open_api)
 
 
-def refuse_other_method(output: Output, made: Mapping[str, Any]) -> None:
-    """Raise UserError if an output with the manifest `made` is of another file; the message lacks the output's path.
+class MethodFile(ResponseFile):
+    """Answers by a user's own method."""
 
-    The same code elsewhere is the same method, whose output is finished.
-    """
-    if "method_path" in made and made["settings"].get("code") != output.settings["code"]:
-        refuse_other_source([made["method_path"]], [output.figures["method_path"]])
+    many_calls = True
+
+    def __init__(self, dataset: Dataset, settings: dict[str, Any], path: Path, models: Mapping[str, Model]):
+        """`path`: the method's file."""
+        super().__init__(dataset, settings, method_path=str(path.resolve()))
+        self._method, self._models = path, models
+        self._earlier_code = noted_settings(self.path).get("code")  # None if there is no file to replace
+
+    def check(self, made: Mapping[str, Any]) -> None:
+        """Refuse to replace another file's answers. The same code elsewhere is the same method."""
+        if "method_path" in made and made["settings"].get("code") != self.settings["code"]:
+            refuse_other_source([made["method_path"]], [self.figures["method_path"]])
+
+    def line(self, content: Any, figures: Mapping[str, Any]) -> str:
+        """Also print a note if the method's code has changed, or if it did not repeat its calls when it ran again."""
+        requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
+        earlier, code = self._earlier_code, self.settings["code"]
+        if earlier not in (None, code):
+            changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
+            again = f"{requested} of {counted(requested + reused, 'completion')} requested"
+            print(f"note: {self._method.parent / changed[0]} has changed: {again}", file=sys.stderr)
+        if number := figures["asked_otherwise"]:
+            remedy = "each run pays for its new calls; use ask.random for all randomness"
+            records = counted(number, "record")
+            print(f"note: {self._method} made other calls on its second run for {records}; {remedy}", file=sys.stderr)
+        line = f"{self.path}: {describe_counts(figures['counts'])}"
+        for role, calls in figures["calls"].items():
+            if "unusable" in calls:
+                line += f"; {calls['unusable']} of {counted(calls['num_calls'], 'call')} of {role} unusable"
+        line += f"; {counted(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
+        unpriced = [role for role, model in self._models.items() if prices_of(model.flags) is None]
+        return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 
 
 def note_unknown_names(args: Arguments, method: Method) -> None:
@@ -163,37 +177,6 @@ def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) ->
         "set": dict(args.set or []),
         **({"saw": saw} if saw["fields"] else {}),
     }
-
-
-def describe_answers(
-    models: Mapping[str, Model],
-    path: Path,
-    earlier: dict[str, str] | None,
-    output: Output,
-    _: Any,
-    figures: Mapping[str, Any],
-) -> str:
-    """Return the line to print about a response file.
-
-    Print a note if the method's code has changed, or if the method did not repeat its calls when it was run again.
-    `earlier` is the code behind the output that is replaced; None if there was no output.
-    """
-    requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
-    if earlier not in (None, code := output.settings["code"]):
-        changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
-        again = f"{requested} of {counted(requested + reused, 'completion')} requested"
-        print(f"note: {path.parent / changed[0]} has changed: {again}", file=sys.stderr)
-    if number := figures["asked_otherwise"]:
-        remedy = "each run pays for its new calls; use ask.random for all randomness"
-        records = counted(number, "record")
-        print(f"note: {path} made other calls on its second run for {records}; {remedy}", file=sys.stderr)
-    line = f"{output.path}: {describe_counts(figures['counts'])}"
-    for role, calls in figures["calls"].items():
-        if "unusable" in calls:
-            line += f"; {calls['unusable']} of {counted(calls['num_calls'], 'call')} of {role} unusable"
-    line += f"; {counted(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
-    unpriced = [role for role, model in models.items() if prices_of(model.flags) is None]
-    return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 
 
 def add_method_arguments(parser: cli.FlagParser) -> None:

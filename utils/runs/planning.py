@@ -1,17 +1,17 @@
 """Everything in planpers.py except its method: where plans come from, and the files they are written to."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
+from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import counted, first_five
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import folder_settings, noted_settings
-from utils.files.output import Output, Pieces
+from utils.files.output import Key, Pieces
 from utils.generation.chat import Chat
 from utils.generation.engines import choose_model
 from utils.generation.local_chat import open_local_chat
@@ -19,8 +19,9 @@ from utils.generation.model import Model
 from utils.generation.requests import SAMPLED
 from utils.generation.thinking import template_variables
 from utils.parsing import plans as parsing
-from utils.records.responses import count_responses, read_plans
-from utils.runs.answers import Dataset, Method, Responses
+from utils.records.responses import collect_responses, read_plans
+from utils.runs.answers import Dataset, Method, ResponseFile, Responses
+from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 
 # With --dry_run, the aspects of every plan that does not exist yet; real plans have about as many words.
@@ -104,6 +105,38 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
+class PlansFile(StageFile):
+    """Plans for the answers to a dataset: `{question id: [{"aspects": [title, ...] or null, ...}, ...]}`."""
+
+    unit = "plans"
+    stand_in_note = "with made-up plans of five aspects in place of those that do not exist yet"
+
+    def __init__(self, dataset: Dataset, settings: dict[str, Any], given: Pieces, lead_in: str | None):
+        """`given`: plans that need not be made."""
+        path = f"{dataset.output_addr}.plans.json"
+        super().__init__(path, settings, dataset.args, dataset.questions, given, dataset.path)
+        self._dataset, self._lead_in = dataset, lead_in
+        self.stand_in = parsing.gold_plan(STAND_IN, lead_in)
+
+    def content(self) -> Responses:
+        return collect_responses(self._dataset.records, self.in_order(), "aspects")
+
+    def pieces_in_file(self) -> Pieces:
+        return parsing.plans_by_key(read_plans(self.path), self._lead_in)
+
+    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
+        return ((self, key, record) for key, record in self._dataset.questions.items())
+
+    def counts(self, content: Responses) -> dict[str, int]:
+        plans = [piece["value"] for piece in self.pieces.values() if piece["value"]]
+        return {
+            "plans": len(plans),
+            "without an aspect": len(self.pieces) - len(plans),
+            "aspects": sum(len(aspects) for aspects in plans),
+            "posts left out for length": sum(piece.get("num_contexts_dropped", 0) for piece in self.pieces.values()),
+        }
+
+
 def stages_of_plans(
     args: Arguments,
     datasets: list[Dataset],
@@ -115,51 +148,22 @@ def stages_of_plans(
     """Return a stage per dataset, which writes <output>.plans.json; it makes only plans neither given nor finished."""
     stages = []
     addrs, plans_by_dataset = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
-    for dataset, plans_addr, plans in zip(datasets, addrs, plans_by_dataset, strict=True):
-        path = f"{dataset.output_addr}.plans.json"
-        collect = partial(dataset.collect, field="aspects")
-        settings_here = settings | settings_of_plans(args, dataset, plans_addr, planner)
-        output = Output(path, settings_here, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
-        output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
-        stages.append(
-            Stage(
-                dataset.task,
-                partial(dict, dataset.questions),
-                method,
-                [output],
-                {"planner": planner} if planner else {},
-                count_plans,
-                stand_in=parsing.gold_plan(STAND_IN, lead_in),
-            )
-        )
+    for dataset, plans_addr, given in zip(datasets, addrs, plans_by_dataset, strict=True):
+        plans = PlansFile(dataset, settings | settings_of_plans(args, dataset, plans_addr, planner), given, lead_in)
+        models = {"planner": planner} if planner else {}
+        stages.append(Stage(dataset.task, plans.records, method, [plans], models))
     return stages
 
 
 def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
     """Return the stage that answers a dataset's questions with the plans that the stage `plans` makes."""
-    settings = dict(plans.outputs[0].settings)
+    settings = dict(plans.files[0].settings)
     if learnt := model.saw_in_training:
         saw = settings.get("saw") or {"when": "training", "fields": []}
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         settings["saw"] = saw | seen
-    keys = [*dataset.questions]
-    output = Output(dataset.output_addr, settings, keys, dataset.collect, "answers", args, dataset=dataset.path)
-
-    def count(responses: Responses, answers: Pieces) -> dict[str, int]:
-        without_plan = sum(answer["plan"] is None for answer in answers.values())
-        without_profile = dataset.without_profile(responses) if args.num_contexts else {}
-        return count_responses(responses) | {"answered without a plan": without_plan} | without_profile
-
-    return Stage(
-        dataset.task,
-        lambda: dataset.questions,
-        partial(method, plans.outputs[0].pieces),
-        [output],
-        {"generator": model},
-        count,
-        after=plans,
-        assumes="with made-up plans of five aspects in place of those that do not exist yet",
-    )
+    responses = ResponseFile(dataset, settings, shows_posts=args.num_contexts > 0, reads_now=True)
+    return Stage(dataset.task, responses.records, method, [responses], {"generator": model}, after=plans)
 
 
 def settings_of_plans(
@@ -177,16 +181,6 @@ def settings_of_plans(
     else:
         saw = None
     return settings | ({"saw": saw} if saw else {})
-
-
-def count_plans(_: Responses, pieces: Pieces) -> dict[str, int]:
-    plans = [piece["value"] for piece in pieces.values() if piece["value"]]
-    return {
-        "plans": len(plans),
-        "without an aspect": len(pieces) - len(plans),
-        "aspects": sum(len(aspects) for aspects in plans),
-        "posts left out for length": sum(piece.get("num_contexts_dropped", 0) for piece in pieces.values()),
-    }
 
 
 class Planner(Model):

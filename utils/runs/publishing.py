@@ -2,22 +2,20 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from utils.files.output import Output, Piece
+from utils.files.output import Piece
 from utils.generation.calls import (
     THOUGHT_COUNT,
     TOKEN_COUNTS,
     count_unfinished,
-    describe_cost,
-    describe_counts,
     describe_records,
     prices_of,
     total,
 )
 from utils.generation.model import Model
 from utils.generation.vllm_engine import is_batch_invariant
-from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT, describe_unfinished
+from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
+from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 
 COUNTED = {  # figures of a role's calls: each is the sum of what the function returns for every call record
@@ -31,21 +29,20 @@ COUNTED = {  # figures of a role's calls: each is the sum of what the function r
 
 def publish(
     stage: Stage,
-    output: Output,
+    file: StageFile,
     calls: Sequence[tuple[str, Piece]],
     device: str | None,
     requested: int,
     tally: Mapping[str, int],
 ) -> None:
-    """Write an output with its manifest, and print a line about it; a shard writes nothing.
+    """Write a file with its manifest, and print a line about it; a shard writes nothing.
 
     Args:
-        calls: role and record of each call from which the output's pieces were made.
+        calls: role and record of each call from which the file's pieces were made.
         requested: the number of completions that this run requested.
         tally: numbers of records, such as `raised`, for the manifest of a stage with several calls per record.
     """
-    content, pieces = output.content(), output.pieces
-    num_usable = sum(piece["value"] is not None for piece in pieces.values())
+    content = file.content()
     first = next(iter(stage.models.values()), None)
     made = describe_records(record for _, record in calls)
     made.pop(UNFINISHED_COUNT, None)  # this counts calls, but the manifest has the count of pieces
@@ -53,28 +50,17 @@ def publish(
     figures = {
         # A figure, as the device is, and not a setting, so that a run may resume on another kind of GPU.
         "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
-        "counts": stage.count(content, pieces) if stage.count else {output.unit: num_usable},
+        "counts": file.counts(content),
         **(first.figures if first else {}),
         **made,
-        **count_unfinished(pieces.values()),
+        **count_unfinished(file.pieces.values()),
         **cost_of(by_role, stage.models),
-        **output.figures,
     }
-    if stage.many_calls:
+    if file.many_calls:
         reused = max(0, sum(record.get("attempts", 0) for _, record in calls) - requested)
         figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}, **tally}
-    if output.publish(device, **figures):
-        print((stage.describe or describe_output)(output, content, figures))
-
-
-def describe_output(output: Output, content: Any, figures: Mapping[str, Any]) -> str:
-    """Return the line to print about an output, with its counts and cost."""
-    counts = describe_counts(figures["counts"]) or "nothing to ask about"
-    return f"{output.path}: {counts}{describe_unfinished(figures.get(UNFINISHED_COUNT, 0))}{cost_in_words(figures)}"
-
-
-def cost_in_words(figures: Mapping[str, Any]) -> str:
-    return f"; {describe_cost(figures['cost_usd'])}" if "cost_usd" in figures else ""
+    if file.publish(content, device, **figures):
+        print(file.line(content, figures))
 
 
 def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:

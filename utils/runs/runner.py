@@ -15,15 +15,16 @@ from typing import Any
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.files.manifest import manifest_of
-from utils.files.output import Key, Output, Piece, is_failed
+from utils.files.output import Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask
 from utils.runs.dry_run import Lacking
+from utils.runs.files import StageFile
 from utils.runs.loop import Loop
 from utils.runs.publishing import publish
 from utils.runs.rendering import Prompts
-from utils.runs.stage import Stage, models_of
+from utils.runs.stage import Place, Stage, models_of
 from utils.runs.steps import MethodError, Room, Step, Surroundings
 from utils.runs.trace import Trace
 
@@ -37,15 +38,12 @@ class NotedError(Exception):
     """All requests that records need now are noted; the run can continue once they are answered (utils/batch.py)."""
 
 
-def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
-    """Run all records of these stages, publish the outputs, and return the runs; exceptions are as in `run_stages`.
-
-    With `is_inner`, nothing is published or shown, and the models' stores stay open: the caller runs further stages.
-    """
+def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI) -> list["Run"]:
+    """Run all records of these stages, publish the files, and return the runs; exceptions are as in `run_stages`."""
     models, servers = models_of(stages), Servers()
-    runs = [Run(stage, args, servers, is_inner) for stage in stages]
+    runs = [Run(stage, args, servers) for stage in stages]
     with ExitStack() as closes:
-        for stage in stages if not is_inner else ():
+        for stage in stages:
             closes.enter_context(open_for(stage))
         loop = closes.enter_context(closing(Loop()))
         left = loop.run(_advance(runs, {}))
@@ -69,16 +67,16 @@ def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
     """
     if args.overwrite or args.cached_only:
         return
-    for output in stage.outputs:
-        is_known = not (output.finished or output.is_shard or output.keys is None)
-        made = manifest_of(output.path) if is_known else None
+    for file in stage.files:
+        is_known = not (file.finished or file.is_shard or file.keys is None)
+        made = manifest_of(file.path) if is_known else None
         if made is None or made.get("tokens", {}).get("prompt_tokens") == 0:
             continue
         calls = made.get("calls")
         for role, model in stage.models.items():
             asked = calls is None or calls.get(role, {}).get("num_calls")
             if asked and (store := model.completions.store).is_empty:
-                problem = f"is gone; it had the completions of {output.path}, which has to be made again"
+                problem = f"is gone; it had the completions of {file.path}, which has to be made again"
                 remedy = "give the folder that has them (--completions), or --overwrite to request all of them again"
                 raise UserError(f"{store.folder}: {problem}\n  {remedy}")
 
@@ -128,33 +126,32 @@ class Run:
     """The run of a stage, in several passes.
 
     Attributes:
-        made: the stage's `made`, once the run has begun. A finished output is never written again.
-        left: records that have not ended, by key.
+        made: the stage's `made`, once the run has begun. A finished file is never written again.
+        left: records that have not ended, by place.
         total: the number of all records, including those that have a piece already.
-        calls: role and call record (without texts) of each record's calls, by key; a shared call is listed only once.
+        calls: role and call record (without texts) of each record's calls, by place; a shared call is listed once.
         lacking: the requests that the store cannot answer, by role (--dry_run).
-        missing: the problem, by key, of each record that a server failed to answer.
-        raised: place and error, by key, of each record on which a user's method raised an exception.
+        missing: the problem, by place, of each record that a server failed to answer.
+        raised: line and error, by place, of each record on which a user's method raised an exception.
         lacking_searches: the number of searches that would need the encoder (--dry_run).
-        asks_otherwise: keys of records that did not repeat all their calls when they ran again.
+        asks_otherwise: places of records that did not repeat all their calls when they ran again.
         device: the devices of the engines that were used; None if the store had everything.
     """
 
-    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_inner: bool = False):
-        """`is_inner`: no progress is shown, and nothing is published."""
-        self.stage, self._args, self._servers, self._is_inner = stage, args, servers, is_inner
-        self.made: list[Output] = []
-        self.left: dict[Key, Any] | None = None  # None before the stage begins
-        self.calls: dict[Key, list[tuple[str, Piece]]] = {}
-        self.missing: dict[Key, str] = {}
-        self.raised: dict[Key, str] = {}
-        self.asks_otherwise: set[Key] = set()
+    def __init__(self, stage: Stage, args: Arguments, servers: Servers):
+        self.stage, self._args, self._servers = stage, args, servers
+        self.made: list[StageFile] = []
+        self.left: dict[Place, Any] | None = None  # None before the stage begins
+        self.calls: dict[Place, list[tuple[str, Piece]]] = {}
+        self.missing: dict[Place, str] = {}
+        self.raised: dict[Place, str] = {}
+        self.asks_otherwise: set[Place] = set()
         self._devices: dict[str, None] = {}
         self._requested = 0  # completions that this stage has requested
         self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
         self.total = 0
-        self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run but not ended
-        self._needs: dict[Key, str] = {}  # key of a waiting record -> the role whose engine it needs
+        self._call_hashes: dict[Place, set[int]] = {}  # calls of each record that has run but not ended
+        self._needs: dict[Place, str] = {}  # place of a waiting record -> the role whose engine it needs
         self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self.lacking_searches = self._num_calls = self._num_unusable = 0
@@ -169,27 +166,24 @@ class Run:
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
-        """Set `made`, the outputs to make, and `left`, the records to run, which have no piece yet."""
+        """Set `made`, the files to make, and `left`, the records to run, which have no piece yet."""
         before = self.stage.after
-        absent = {key for output in before.outputs for key in output.missing()} if before else ()
-        records = {key: record for key, record in self.stage.records().items() if key not in absent}
-        for output in self.stage.outputs:
-            if output.keys is None:
-                output.keys = [*records]
-                output.finished = output.is_finished()
-                if output.finished:
-                    output.load()
+        absent = {key for file in before.files for key in file.missing()} if before else ()
+        unknown = [file for file in self.stage.files if file.keys is None]
+        records = {place: record for place, record in self.stage.expect().items() if place[1] not in absent}
+        for file in unknown:
+            if file.is_finished():
+                file.load()
         refuse_deleted_store(self.stage, self._args)
         self.made = self.stage.made
-        places = {key: self.stage.place(key) for key in records}
         self.left = {
-            key: records[key]
-            for key, (output, its_key) in places.items()
-            if its_key not in output.pieces and output in self.made
+            (file, key): record
+            for (file, key), record in records.items()
+            if key not in file.pieces and file in self.made
         }
         self.total = len(records)
-        is_traced = vars(self._args).get("trace") and not (self._is_inner or self._args.dry_run)
-        self._traces = {output: Trace(output) for output in self.made if is_traced and not output.is_shard}
+        is_traced = vars(self._args).get("trace") and not self._args.dry_run
+        self._traces = {file: Trace(file) for file in self.made if is_traced and not file.is_shard}
 
     @property
     def device(self) -> str | None:
@@ -230,7 +224,7 @@ class Run:
         stage_engines = [engine for role, engine in engines.items() if role in self.stage.models]
         concurrency = max((engine.concurrency for engine in stage_engines), default=AT_ONCE)
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
-        left: dict[Key, Any] = {}  # records that need another engine, or were not begun
+        left: dict[Place, Any] = {}  # records that need another engine, or were not begun
         args, stage = self._args, self.stage
         around = Surroundings(
             stage.task, stage.models, engines, self._servers.gone, self._prompts, args, Room(), self._count_call,
@@ -244,18 +238,18 @@ class Run:
 
         async def work() -> None:
             while not (self._error is not None or self._is_over(most) or (may_stop and self._needs)):
-                key, record = next(waiting, (None, None))
-                if key is None:
+                place, record = next(waiting, (None, None))
+                if place is None:
                     return
-                if await self._one(key, record, around):
+                if await self._one(place, record, around):
                     self._show(failed=self._num_unusable)
-                elif key in self.missing:
+                elif place in self.missing:
                     self._show(0, missing=len(self.missing))
-                elif key not in self.raised:
-                    left[key] = record
+                elif place not in self.raised:
+                    left[place] = record
 
         self._progress = None
-        if not (is_dry or self._is_inner):
+        if not is_dry:
             done = self.total - len(self.left)
             self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not stage_engines)
         with closing(self._progress) if self._progress else nullcontext():
@@ -269,9 +263,11 @@ class Run:
         self._requested += self._num_stored() - num_stored
         self._refuse_unanswered()
         gone = self._servers.gone
-        self.missing |= {key: gone[role] for key, role in self._needs.items() if role in gone}
-        self._needs = {key: role for key, role in self._needs.items() if role not in gone}
-        self.left = {key: record for key, record in self.left.items() if key in left and key not in self.missing}
+        self.missing |= {place: gone[role] for place, role in self._needs.items() if role in gone}
+        self._needs = {place: role for place, role in self._needs.items() if role not in gone}
+        self.left = {
+            place: record for place, record in self.left.items() if place in left and place not in self.missing
+        }
 
     def _is_over(self, most: int) -> bool:
         """Return whether to begin no further record in this pass, and note each server that no longer answers.
@@ -310,11 +306,12 @@ class Run:
         if self._progress is not None:
             self._progress.update(number, **counts)
 
-    async def _one(self, key: Key, record: Any, around: Surroundings, may_repeat: bool = True) -> bool:
+    async def _one(self, place: Place, record: Any, around: Surroundings, may_repeat: bool = True) -> bool:
         """Run one record and return whether it ended, with or without a value."""
-        output, its_key = self.stage.place(key)
-        ask = Ask(record, its_key, around)
-        method = asyncio.create_task(self.stage.method(record, ask))
+        (file, key), after = place, self.stage.after
+        ask = Ask(record, key, around)
+        before = [next((other.pieces[key] for other in after.files if key in other.pieces), None)] if after else []
+        method = asyncio.create_task(self.stage.method(record, ask, *before))
         self._live.add(ask)
         self._tasks.add(method)
         method.add_done_callback(self._tasks.discard)
@@ -324,43 +321,44 @@ class Run:
         finally:
             self._live.discard(ask)
             ask.close(method)
-        if not ask.call_hashes >= self._call_hashes.get(key, set()) and ended is None and ask.needs is None:
-            self.asks_otherwise.add(key)
-        self._call_hashes[key] = ask.call_hashes
+        if not ask.call_hashes >= self._call_hashes.get(place, set()) and ended is None and ask.needs is None:
+            self.asks_otherwise.add(place)
+        self._call_hashes[place] = ask.call_hashes
         if isinstance(ended, UnavailableError):
-            self.missing[key] = self._problems[ask.failed] = str(ended)
+            self.missing[place] = self._problems[ask.failed] = str(ended)
             self._in_a_row[ask.failed] += 1
         elif isinstance(ended, MethodError):
-            self.raised[key] = str(ended)
+            self.raised[place] = str(ended)
         elif ended is not None:
             self._error = self._error or ended
             for other in self._live:  # calls in flight still finish, but no new calls are made
                 other.end(ended)
         elif ask.needs is not None:
-            self._needs[key] = ask.needs
+            self._needs[place] = ask.needs
             for role, call in ask.lacking if self._is_dry else ():
                 if call is None:
                     self.lacking_searches += 1
                 elif self._counts(call.shared):
                     self.lacking[role].add(call)
         elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters
-            return await self._one(key, record, around, may_repeat=False)
+            return await self._one(place, record, around, may_repeat=False)
         elif gave_up:
-            self.raised[key] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
+            self.raised[place] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled():
-            self.raised[key] = "the method was cancelled: by itself, or with another question's task that it awaited"
+            self.raised[place] = "the method was cancelled: by itself, or with another question's task that it awaited"
         elif isinstance(error := method.exception(), MethodError):
-            self.raised[key] = str(error)
+            self.raised[place] = str(error)
         else:
-            piece = output.pieces[its_key] = method.result()
+            piece = method.result()
+            file.add(key, piece)
             self._num_unusable += is_failed(piece)
             steps = [step for _, step in ask.steps if isinstance(step, Step) and self._counts(step.shared)]
-            self.calls[key] = [
+            self.calls[place] = [
                 (step.role, step.record if step.record is piece else without_texts(step.record)) for step in steps
             ]
-            self._call_hashes.pop(key)
-            if output in self._traces:
-                self._traces[output].add(its_key, ask)
+            self._call_hashes.pop(place)
+            if file in self._traces:
+                self._traces[file].add(key, ask)
             return True
         return False
 
@@ -375,19 +373,20 @@ class Run:
         return sum(completions.requested for completions in {model.completions for model in self.stage.models.values()})
 
     def finish(self) -> None:
-        """Publish the stage's outputs once all records have ended."""
+        """Publish the stage's files once all records have ended."""
         num_stored = self._num_stored()
         for model in self.stage.models.values():
             model.completions.keep_refusals()
         self._requested += self._num_stored() - num_stored
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
-        for output in self.made:
-            if not (self._is_inner or output.finished):
-                pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
-                calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
-                publish(self.stage, output, calls, self.device, self._requested, tally)
-            if output in self._traces and not output.is_kept:
-                self._traces[output].publish()
+        for file in self.made:
+            if not file.finished:
+                calls = [
+                    call for (its_file, _), its_calls in self.calls.items() if its_file is file for call in its_calls
+                ]
+                publish(self.stage, file, calls, self.device, self._requested, tally)
+            if file in self._traces and not file.is_kept:
+                self._traces[file].publish()
 
 
 def without_texts(record: Piece) -> Piece:

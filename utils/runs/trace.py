@@ -20,7 +20,7 @@ from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_lines
 from utils.files.manifest import describe_run, publishing, settings_of
-from utils.files.output import Key, Output
+from utils.files.output import Key, MadeFile
 from utils.files.writing import open_whole, write_line
 from utils.parsing import writable
 from utils.runs.ask import Ask
@@ -42,13 +42,13 @@ def trace_path(output: str) -> Path:
     return Path(f"{output}{TRACE}")
 
 
-def has_trace(output: Output) -> bool:
+def has_trace(output: MadeFile) -> bool:
     """Return whether the trace of a finished output is there; True for a shard, which has none."""
     path = trace_path(output.path)
     return output.is_shard or (path.exists() and settings_of(path).get("trace_of") == file_hash(output.path))
 
 
-def check_trace(output: Output) -> None:
+def check_trace(output: MadeFile) -> None:
     """Raise UserError if the trace cannot be written, or would replace a file that is not a trace."""
     prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
 
@@ -56,7 +56,7 @@ def check_trace(output: Output) -> None:
 class Trace:
     """The lines of an output's trace, which are in a temporary file until they are published."""
 
-    def __init__(self, output: Output):
+    def __init__(self, output: MadeFile):
         self._output, self._places = output, dict[Key, tuple[int, int]]()
         self._file = tempfile.TemporaryFile(buffering=0, dir=Path(output.path).absolute().parent)  # noqa: SIM115
 
