@@ -115,6 +115,7 @@ def test_a_second_model_whose_server_is_gone_is_asked_no_more(runs, capsys):
     assert list(runs.answers) == IDS
 
 
+ONE_CALL = 'async def answer(record, ask):\n    return await ask("Say {question}")\n'
 RAISING = TWO_CALLS.replace("return await", "assert record['id'] == 'rpg_17352'\n    return await")
 NO_ANSWERS = f"{TWO_CALLS}    return None\n".replace("return await", "await")
 
@@ -125,10 +126,22 @@ def test_a_changed_method_with_fewer_answers_replaces_nothing(runs, capsys, chan
     files = {path: path.read_bytes() for path in runs.output.parent.iterdir() if path.is_file()}
     runs.write(changed)
     assert runs.run("--trace", code=1) == 0
-    kept = f"{runs.output}: kept, with its 13 answers: this run gave {number}\n  --overwrite replaces the file\n"
+    kept = (
+        f"{runs.output}: kept, with its 13 answers: this run gave {number} of these\n  --overwrite replaces the file\n"
+    )
     assert kept in capsys.readouterr().err
     assert files == {path: path.read_bytes() for path in files}
     assert runs.run("--overwrite", code=1) == 0 and len(runs.answers) == (number or len(IDS))
+
+
+def test_new_answers_do_not_make_up_for_old_ones(runs, capsys):
+    runs.write(ONE_CALL)
+    runs.run("--limit", "5")
+    before = runs.output.read_bytes()
+    runs.write(ONE_CALL.replace("    return", f"    assert record['id'] not in {IDS[:5]}\n    return"))
+    runs.run(code=1)
+    assert runs.output.read_bytes() == before
+    assert "kept, with its 5 answers: this run gave 0 of these" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("late", [False, True])

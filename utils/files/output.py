@@ -207,10 +207,10 @@ class MadeFile:
         before = None if self.args.overwrite else manifest_of(self.path)
         made, now = (before or {"settings": {}})["settings"], self.settings
         if before and (made.get("code") != now.get("code") or (self.missing() and made == now)):
-            number, usable = before.get("pieces", 0) - before.get("unusable", 0), len(self.pieces) - len(self.failed())
+            number, usable = self.usable_before_and_now(before)
             self.is_kept = number > usable
         if self.is_kept:
-            problem = f"kept, with its {counted(number, self.noun)}: this run gave {usable}"
+            problem = f"kept, with its {counted(number, self.noun)}: this run gave {usable} of these"
             print(f"{self.path}: {problem}\n  --overwrite replaces the file", file=sys.stderr)
             return False
         manifest: dict[str, Any] = {}
@@ -227,6 +227,10 @@ class MadeFile:
             }
             manifest |= describe_run(vars(self.args), self.settings, device, **figures)
         return True
+
+    def usable_before_and_now(self, made: dict[str, Any]) -> tuple[int, int]:
+        """Return the number of usable pieces in the existing file, whose manifest is `made`, and of those made now."""
+        return made.get("pieces", 0) - made.get("unusable", 0), len(self.pieces) - len(self.failed())
 
     def report_finished(self) -> None:
         """Print that the file is finished and how many pieces are unusable."""

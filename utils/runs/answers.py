@@ -13,8 +13,9 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
+from utils.files.json_files import read_json
 from utils.files.manifest import refuse_unranked
-from utils.files.output import Key, Piece
+from utils.files.output import Key, Piece, is_failed
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
@@ -83,6 +84,17 @@ class ResponseFile(StageFile):
     def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
         """Yield file, key and record of each answer, for a `Stage`."""
         return ((self, key, record) for key, record in self._dataset.questions.items())
+
+    def usable_before_and_now(self, made: dict[str, Any]) -> tuple[int, int]:
+        """As in the base class, but answers to questions that the existing file lacks do not count."""
+        before = read_json(self.path)
+        usable = [
+            (question_id, number)
+            for question_id, outputs in before.items()
+            for number, output in enumerate(outputs)
+            if output["output"] is not None
+        ]
+        return len(usable), sum(key in self.pieces and not is_failed(self.pieces[key]) for key in usable)
 
     def counts(self, content: Responses) -> dict[str, int]:
         outputs, task = [output for outputs in content.values() for output in outputs], self._dataset.task
