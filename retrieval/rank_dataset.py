@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-        ranked.publish(ranked.content(), device, counts=counts)
+        ranked.finish(ranked.content(), device, counts=counts)
     posts = named(counts["posts"], task.item_words)
     print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
     return 0

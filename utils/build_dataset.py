@@ -41,6 +41,7 @@ from utils.cli.errors import first_five, quote
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_toml
 from utils.files.locks import Lock
+from utils.files.made import say_finished
 from utils.files.writing import check_could_write, write_array, write_synced
 from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         index.close()
         lock.release()
     if not steps.written:
-        print(f"{folder}: already finished, left alone")
+        say_finished(folder)
     return code
 
 

@@ -29,11 +29,11 @@ from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
 from utils.cli import UserError
 from utils.cli.errors import counted, named, quote
-from utils.files.derived_files import prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
 from utils.files.locks import Lock
-from utils.files.manifest import describe_run, noted_settings, publish, publishing, settings_of
+from utils.files.made import ALL_BUT_SCRIPT, Made, State, say_finished
+from utils.files.manifest import describe_run, noted_settings, publish, publishing
 from utils.files.output import Key, Piece, Pieces
 from utils.files.writing import write_synced
 from utils.generation.chat import APIChat
@@ -198,7 +198,7 @@ class PartFile(StageFile):
     def pieces_in_file(self) -> Pieces:
         return {(record_id,): piece for record_id, piece in read_json(self.path).items()}
 
-    def check(self, made: dict[str, Any]) -> None:
+    def check_replaced(self, made: dict[str, Any]) -> None:
         """Refuse to replace a file with records that this command does not make, such as those of other personas."""
         path = Path(self.path)
         if path.exists() and (lost := inputs.read_values(path).keys() - self._records.keys()):
@@ -278,9 +278,9 @@ def assemble(args: cli.Arguments) -> None:
         made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
         if made_from.get(before) != table_settings["inputs"][before]:
             raise UserError(f"{folder / name}.json: was made from a different {before}; run --step {name} again")
-    prepare_derived(paths, SCRIPT, bool(args.overwrite))
-    if all(path.exists() and settings_of(path) == table_settings for path in paths):
-        print(f"{table}: already finished, left alone")
+    files = [Made(path, table_settings, bool(args.overwrite), ALL_BUT_SCRIPT) for path in paths]
+    if {file.check() for file in files} == {State.CURRENT}:
+        say_finished(table)
         return
     locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": table_settings}

@@ -28,8 +28,8 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
-from utils.files.locks import locked
-from utils.files.manifest import describe_run, publish, settings_of
+from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.files.manifest import describe_run, settings_of
 from utils.records.responses import read_responses
 from utils.records.scores import metric_behind, read_scores, refuse_scores_of_others
 from utils.scoring.references import rouge
@@ -85,12 +85,13 @@ def main(argv: list[str] | None = None) -> int:
     options |= {"own_with": file_hash(args.own_addr)} if args.own else {}
     contents = [combined(*paths, weights, terms) for paths in zip(args.response_addr, args.score_addr, strict=True)]
     lower_missing_answers(contents)
+    run = describe_run(vars(args), {}, None)
     for content, response_addr, score_addr, output_addr in zip(
         contents, args.response_addr, args.score_addr, args.output_addr, strict=True
     ):
         settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
-        with locked(output_addr):
-            publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | options, None))
+        settings |= {"weights": weights} | options
+        publish_together({Made(output_addr, settings, args.overwrite, ALL_BUT_SCRIPT): content}, run)
         means = ", ".join(f"{name} {mean:z.4f}" for name, mean in content["means"].items())
         print(f"{output_addr}: mean reward {content['reward']:z.4f}; means of the terms: {means}")
     return 0

@@ -18,9 +18,8 @@ from utils.benchmarks.checks import Record
 from utils.cli import UserError
 from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
-from utils.files.locks import locked
-from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
-from utils.files.writing import check_could_write
+from utils.files.made import Made, State, publish_together
+from utils.files.manifest import describe_run, read_manifest
 from utils.records.contexts import open_profile, reordered
 from utils.records.datasets import DatasetFile
 
@@ -47,10 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     made = read_manifest(source) or {"settings": {}}
     drawn = {"from": file_hash(source), "questions_per_round": size, "round": args.round, "seed": args.seed}
     settings = made["settings"] | {"drawn": drawn}
-    if is_made_alike(path, settings, args.overwrite):
-        print(f"{path}: already finished, left alone")
+    file = Made(path, settings, args.overwrite)
+    if file.check() is State.CURRENT:
+        file.say_finished()
         return 0
-    check_could_write(path)
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
     if size > len(ids):
@@ -61,9 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}
     numbers = [number for number, question_id in enumerate(dataset.ids) if question_id in chosen]
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
-    with locked(path):
-        records = (moved(dataset[number], source, path) for number in numbers)
-        publish(path, records, describe_run(vars(args), settings, None, **figures))
+    records = (moved(dataset[number], source, path) for number in numbers)
+    publish_together({file: records}, describe_run(vars(args), settings, None, **figures))
     print(f"{path}: {len(numbers)} of {counted(len(ids), 'question')}")
     return 0
 

@@ -29,8 +29,8 @@ from utils.cli.errors import counted, kind, named, quote
 from utils.cli.progress import announce
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
-from utils.files.locks import locked
-from utils.files.manifest import describe_run, publishing
+from utils.files.made import ALL_BUT_SCRIPT, Made
+from utils.files.manifest import describe_run
 from utils.files.writing import write_json
 from utils.parsing.plans import one_line
 from utils.records.datasets import check_record
@@ -68,11 +68,11 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
     posts = read_rows(args.posts, args.post_columns, "--post_columns", "author", "text")
-    run: dict[str, Any] = {}
-    with locked(output), publishing(output, run) as staged:
+    settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
+    file = Made(output, settings, args.overwrite, ALL_BUT_SCRIPT)
+    with file.writing(describe_run(vars(args), {}, None)) as (staged, manifest):
         write_json(staged, with_profiles(questions, posts, counts))
-        settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
-        run |= describe_run(vars(args), settings, None, counts=counts)
+        manifest["counts"] = counts
     print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
     return 0
 

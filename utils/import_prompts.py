@@ -26,6 +26,7 @@ from utils.benchmarks.lampqa import PUBLIC_CODE
 from utils.cli import UserError
 from utils.files.json_files import read_text
 from utils.files.locks import fill_folder
+from utils.files.made import say_finished
 from utils.files.writing import write_synced
 
 COMMIT = "504410d"
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     files = {name: read_prompt(name, Path(args.code_dir), *place) for name, place in FUNCTIONS.items()}
     output = Path(args.output_dir)
     if is_finished(output, files):
-        print(f"{output}: already has these prompts, left alone")
+        say_finished(output)
     else:
         with fill_folder(output.resolve()) as folder:
             for name, text in files.items():

@@ -38,10 +38,10 @@ from utils.benchmarks.metric import Controls
 from utils.benchmarks.task import Options
 from utils.cli import UserError
 from utils.cli.errors import counted
-from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.derived_files import add_overwrite_argument
 from utils.files.file_hashes import file_hash
-from utils.files.locks import locked
-from utils.files.manifest import describe_run, publish
+from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.files.manifest import describe_run
 from utils.records.datasets import read_questions
 from utils.records.responses import (
     CONTROLS_SCRIPT,
@@ -97,12 +97,10 @@ def main(argv: list[str] | None = None) -> int:
         settings |= {"responses": file_hash(args.response_addr), "seed": args.seed}
     files = {Path(args.output_dir) / f"{name}.json": responses for name, responses in controls.items()}
     cli.check_outputs(list(map(str, files)), list(filter(None, [args.inputs_addr, args.response_addr])))
-    prepare_derived(files, CONTROLS_SCRIPT, args.overwrite)
-    run = describe_run(vars(args), settings, None)
-    with locked(*files):
-        for path, responses in files.items():
-            publish(path, responses, run)
-            print(f"{path}: {describe(responses)}")
+    contents = {Made(path, settings, args.overwrite, ALL_BUT_SCRIPT): responses for path, responses in files.items()}
+    publish_together(contents, describe_run(vars(args), {}, None))
+    for path, responses in files.items():
+        print(f"{path}: {describe(responses)}")
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from utils import cli
 from utils.cli import UserError
 from utils.files.locks import fill_folder
+from utils.files.made import say_finished
 
 FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     to_make = []
     for folder, source, build in ((output / "chat", CHAT, build_chat), (output / "encoder", ENCODER, build_encoder)):
         if is_finished(folder):
-            print(f"{folder}: already made, left alone")
+            say_finished(folder)
         else:
             to_make.append((folder, source, find_file(source), build))
     for folder, source, file, build in to_make:

@@ -23,10 +23,10 @@ from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.cli import UserError
 from utils.cli.errors import counted
-from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.derived_files import add_overwrite_argument
 from utils.files.file_hashes import file_hash
-from utils.files.locks import locked
-from utils.files.manifest import describe_run, manifest_of, publish, settings_of
+from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.files.manifest import describe_run, manifest_of, settings_of
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, metric_behind, strategy_in_words
 from utils.tables.best_of_n import Responses, read_sample_scores, split
@@ -76,12 +76,11 @@ def main(argv: list[str] | None = None) -> int:
     width = len(str(len(samples) - 1))
     files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": sample for i, sample in enumerate(samples)}
     cli.check_outputs(list(map(str, files)), [args.response_addr])
-    prepare_derived(files, SCRIPT, args.overwrite)
-    run = describe_run(vars(args), make_settings(args), None)
-    with locked(*files):
-        for path, sample in files.items():
-            publish(path, sample, run)
-            print(f"{path}: {counted(len(sample), 'response')}")
+    settings = make_settings(args)
+    contents = {Made(path, settings, args.overwrite, ALL_BUT_SCRIPT): sample for path, sample in files.items()}
+    publish_together(contents, describe_run(vars(args), {}, None))
+    for path, sample in files.items():
+        print(f"{path}: {counted(len(sample), 'response')}")
     return 0
 
 
@@ -99,15 +98,16 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
     selected, counts = select(responses, scores, args, metric.lower_is_better)
     if not counts["kept"]:
         raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
-    prepare_derived(paths.values(), SCRIPT, args.overwrite)
-    hashes = [file_hash(path) for path in files]
-    with locked(*paths.values()):
-        for which, path in paths.items():
-            by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
-            by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
-            settings = make_settings(args, scores=hashes, selected_by=by)
-            publish(path, selected[which], describe_run(vars(args), settings, None, counts=counts))
-            print(f"{path}: {counts['kept']} of {counted(len(responses), 'question')}; {describe_selection(by)}")
+    hashes, contents = [file_hash(path) for path in files], {}
+    for which, path in paths.items():
+        by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
+        by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
+        settings = make_settings(args, scores=hashes, selected_by=by)
+        contents[Made(path, settings, args.overwrite, ALL_BUT_SCRIPT)] = selected[which]
+    publish_together(contents, describe_run(vars(args), {}, None, counts=counts))
+    for file in contents:
+        by = describe_selection(file.settings["selected_by"])
+        print(f"{file.path}: {counts['kept']} of {counted(len(responses), 'question')}; {by}")
     print(in_words(counts))
 
 

@@ -143,7 +143,7 @@ def test_a_finished_download_is_skipped_unless_its_contexts_are_missing(tmp_path
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
     first = path.read_bytes()
     download(DATA, tmp_path)
-    assert "already exists, left alone" in capsys.readouterr().out
+    assert "already finished, left alone" in capsys.readouterr().out
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first

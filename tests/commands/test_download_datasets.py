@@ -156,13 +156,13 @@ def test_a_second_run_downloads_only_missing_files(hub, download):
     download.run()
     forget(hub)
     printed, _ = download.run()
-    assert printed.count(": already exists, left alone\n") == 9
+    assert printed.count(": already finished, left alone\n") == 9
     assert hub.fetched == []
     assert ("GET", f"/api/datasets/{NAME}/revision/main") in hub.requests  # is it still the newest?
     download.file().unlink()
     shutil.rmtree(download.cache)
     printed, _ = download.run()
-    assert printed.count(": already exists, left alone\n") == 8 and download.finished() == expected(FILES)
+    assert printed.count(": already finished, left alone\n") == 8 and download.finished() == expected(FILES)
     assert hub.fetched == ["README.md", ART]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from utils.cli import UserError
 from utils.files import derived_files
-from utils.files.derived_files import is_own
+from utils.files.derived_files import derived
+from utils.files.made import State
 from utils.files.manifest import describe_run, manifest_of, publish, read_manifest
 
 SAMPLE = Path(__file__).parents[1] / "data/mini_lampqa"
@@ -109,7 +110,7 @@ def test_other_files_are_refused_and_replaced_with_overwrite(folder, name, how, 
     assert refusal(name).startswith(f"{name}: {NOT_OURS}")
     assert snapshot(folder) == before and capsys.readouterr().out == ""
     assert run(name, "--overwrite") == run(name) == 0
-    assert is_own(path, read_manifest(path)["settings"]["script"])
+    assert derived(path, read_manifest(path)["settings"]["script"]).state is not State.FOREIGN
 
 
 def test_a_full_disk_leaves_each_file_of_a_figure_whole(folder, monkeypatch):
@@ -145,6 +146,6 @@ def test_the_next_run_replaces_what_a_run_that_died_before_the_renaming_left(fol
             os.replace = lambda staged, path: os._exit(9) if Path(path).name == "t.md" else rename(staged, path)
             run("t.md")
         assert Path("t.md").read_bytes() == older and len(list(folder.glob("t.md.*.tmp"))) == 1
-        assert is_own(Path("t.md"), "utils/make_table.py") and manifest_of("t.md") is None
+        assert derived("t.md", "utils/make_table.py").state is State.STALE and manifest_of("t.md") is None
     assert run("t.md") == 0
     assert Path("t.md").read_bytes() != older and manifest_of("t.md") and snapshot(folder).keys() == names

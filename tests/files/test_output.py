@@ -47,7 +47,7 @@ def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, dataset=Non
 def write(path, **more):
     output = make(path, **more)
     output.open()
-    assert output.publish(output.content(), "CPU", counts={"answers": 3})
+    assert output.finish(output.content(), "CPU", counts={"answers": 3})
 
 
 def is_finished(path, **more):
@@ -85,7 +85,7 @@ def test_an_output_is_published_with_its_runs_figures(path):
     output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
     assert not output.is_finished() and output.missing() == [("q2", 0)]
     output.open()
-    assert output.publish(output.content(), "CPU", counts={"answers": 3})
+    assert output.finish(output.content(), "CPU", counts={"answers": 3})
     del output
     assert path.read_text(encoding="utf-8") == '[\n  "two\\nlines",\n  null,\n  "🎸"\n]\n'
     manifest = read_manifest(path)
@@ -125,7 +125,7 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     settings = {**SETTINGS, "num_beams": 4}
     output = make(path, keys=[("q1", 1)], num_shards=num_shards, settings=settings)
     output.open()
-    assert output.publish(output.content(), "CPU") == (num_shards == 1)
+    assert output.finish(output.content(), "CPU") == (num_shards == 1)
     assert output.report_failed() == 0
     if num_shards == 1:
         make(path, keys=[("q1", 1)], settings=settings).report_finished()
@@ -200,7 +200,7 @@ def test_a_shard_has_pieces_only(path):
     output = make(path, num_shards=2)
     assert output.is_finished() is False
     output.open()
-    assert output.publish(output.content(), "CPU") is False and len(output.pieces) == 3
+    assert output.finish(output.content(), "CPU") is False and len(output.pieces) == 3
     lock.release()
     assert names_in(path.parent) == {"answers.json"} and path.read_text() == "somebody else's"
 

@@ -191,13 +191,13 @@ class Case:
 @pytest.fixture
 def published(monkeypatch):
     """The pieces of each output that this process has published, by path."""
-    found, publish = {}, MadeFile.publish
+    found, publish = {}, MadeFile.finish
 
     def note_and_publish(output, *given, **figures):
         found[output.path] = dict(output.pieces)
         return publish(output, *given, **figures)
 
-    monkeypatch.setattr(MadeFile, "publish", note_and_publish)
+    monkeypatch.setattr(MadeFile, "finish", note_and_publish)
     return found
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli.errors import named
-from utils.files.derived_files import is_own, prepare_derived
-from utils.files.manifest import describe_run, manifest_of, manifest_path, publishing
+from utils.files.derived_files import derived
+from utils.files.made import ALL_BUT_SCRIPT, Made, State
+from utils.files.manifest import describe_run, manifest_path, read_manifest
 
 Counts = Mapping[str, int]
 
@@ -26,24 +27,21 @@ class Steps:
 
         UserError if something else wrote the file, and --overwrite is not given.
         """
-        prepare_derived([path], self.script, bool(self._args.overwrite))
-        own_settings = {"script": self.script, **settings}
-        manifest = manifest_of(path) if path.exists() else None
-        if manifest is not None and manifest["settings"] == own_settings:
-            return manifest["counts"]
+        made = Made(path, {"script": self.script, **settings}, bool(self._args.overwrite), ALL_BUT_SCRIPT)
+        if made.check() is State.CURRENT:
+            return read_manifest(path)["counts"]
         # Looked up only once, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
-        run = {**self._run, "settings": own_settings}
-        with publishing(path, run) as staged:
+        with made.writing(self._run) as (staged, manifest):
             counts = write(staged)
-            run["counts"] = dict(counts)
+            manifest["counts"] = dict(counts)
         self.written.append(path)
         print(f"{path}: {format_counts(counts)}")
         return counts
 
     def remove(self, path: Path) -> None:
         """Delete a file that an earlier run wrote and that this run has no content for, and print a note."""
-        if path.exists() and is_own(path, self.script):
+        if derived(path, self.script).state in (State.CURRENT, State.STALE):
             print(f"note: {path}: deleted, because this run has no questions for it", file=sys.stderr)
             path.unlink()
             manifest_path(path).unlink()

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.cli import UserError
 from utils.cli.flags import FlagParser
 from utils.files import manifest
 from utils.files.locks import locked
+from utils.files.made import ALL_BUT_SCRIPT, Made
 from utils.files.writing import check_could_write, open_whole
 
 
@@ -41,14 +41,12 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
     for path in map(Path, paths):
         check_could_write(path)
         with locked(path):
-            if path.exists() and not overwrite and not is_own(path, script):
-                raise UserError(f"{path}: {manifest.NOT_OURS}\n  give another output, or --overwrite to replace it")
+            derived(path, script, overwrite).check()
 
 
-def is_own(path: Path, script: str) -> bool:
-    """Return whether the file is as `script` wrote it, also if a later run died while it was replacing the file."""
-    made = manifest.manifest_of(path, or_older=True)
-    return made is not None and made["settings"].get("script") == script
+def derived(path: str | Path, script: str, overwrite: bool = False) -> Made:
+    """Return a file that `script` may replace whatever its other settings are."""
+    return Made(path, {"script": script}, overwrite, ALL_BUT_SCRIPT)
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:

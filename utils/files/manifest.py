@@ -71,27 +71,6 @@ def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
     return tuple("…" * (start > 0) + part + "…" * (start + length < len(text)) for text, part in parts)
 
 
-def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
-    """Return whether a file exists and was made with these settings. Writes nothing.
-
-    Without `overwrite`, UserError if the file was not written by this project, was changed since, or was made with
-    other settings than these. If only settings in `may_change` differ, the result is False.
-    """
-    if not path.exists():
-        return False
-    check_regular(path)
-    made = manifest_of(path, or_older=True)
-    if made is None:
-        problem = NOT_OURS if (beside := manifest_path(path)).exists() else f"{NOT_OURS}: {beside.name} is missing"
-    elif differing := differences(made["settings"], settings, may_change):
-        problem = f"was made with other settings: {differing}"
-    else:
-        return not differences(made["settings"], settings) and manifest_of(path) is not None
-    if overwrite:
-        return False
-    raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
-
-
 @contextmanager
 def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
     """Yield a temporary path for a file. On exit, the file there replaces `path`, and `manifest` its manifest.

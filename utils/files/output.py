@@ -17,7 +17,8 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.errors import counted
 from utils.files.locks import Lock, check_free
-from utils.files.manifest import describe_run, is_made_alike, manifest_of, publishing, read_manifest
+from utils.files.made import Made, State
+from utils.files.manifest import describe_run, manifest_of, publishing, read_manifest
 from utils.files.writing import check_could_write, write_json
 
 Key = tuple[str | int, ...]
@@ -45,14 +46,13 @@ def keys_hash(keys: Iterable[Key]) -> str:
     return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
 
 
-class MadeFile:
+class MadeFile(Made):
     """A final file and the pieces that it is made of. A kind of file is a class with a `unit` and a `content`.
 
     A shard (--num_shards) has pieces but no file: its completions go into the store, and nothing else is written.
 
     Attributes:
         unit: the plural noun for the pieces.
-        settings: what the pieces depend on; known before a tokenizer is loaded.
         keys: keys of all pieces that the finished file has; None until they are known.
         pieces: the pieces that are there, by key.
         figures: further fields of the manifest.
@@ -77,7 +77,8 @@ class MadeFile:
             args: the command's flags, with --overwrite.
             dataset: a path; a file made from another dataset is only replaced with --overwrite.
         """
-        self.path, self.settings, self.args, self.dataset, self.figures = path, settings, args, dataset, figures
+        super().__init__(path, settings, vars(args).get("overwrite", False), INPUTS)
+        self.args, self.dataset, self.figures = args, dataset, figures
         self.keys, self.pieces = None if keys is None else [*keys], {} if pieces is None else pieces
         self.finished = self.is_kept = False
         self._began = time.monotonic()
@@ -91,7 +92,7 @@ class MadeFile:
         """Return the pieces that a later step needs, read from the finished file; none if they are made again."""
         return {}
 
-    def check(self, made: dict[str, Any]) -> None:
+    def check_replaced(self, made: dict[str, Any]) -> None:
         """Raise UserError, without the path, if the file whose manifest is `made` needs --overwrite to be replaced."""
 
     @property
@@ -122,25 +123,22 @@ class MadeFile:
                 was not written by this script.
         """
         if not self.is_shard:
-            check_could_write(Path(self.path))
             if self._lock is None:
                 check_free(Path(self.path))
-            self.finished = self._is_there() and is_input_made
+            self.finished = self._is_whole() and is_input_made
         return self.finished
 
-    def _is_there(self) -> bool:
+    def _is_whole(self) -> bool:
         """Check an existing file, and return whether it is finished, as `is_finished` describes."""
-        path, overwrite = Path(self.path), self.args.overwrite
-        is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
-        made = read_manifest(path)
-        if overwrite or made is None or not path.exists():
+        state, made = self.check(), read_manifest(self.path)
+        if self.overwrite or made is None or state is State.ABSENT:
             return False
         is_whole = self._has_all_keys(made) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        is_finished = is_alike and is_whole and has_tried
+        is_finished = state is State.CURRENT and is_whole and has_tried
         if not is_finished:
-            self._check(made)
+            self._check_replaced(made)
         return is_finished
 
     def _has_all_keys(self, made: dict[str, Any]) -> bool:
@@ -151,13 +149,13 @@ class MadeFile:
         before, now = made.get("arguments", {}), vars(self.args)
         return self.dataset is not None and all(before.get(name) == now.get(name) for name in QUESTIONS)
 
-    def _check(self, made: dict[str, Any]) -> None:
+    def _check_replaced(self, made: dict[str, Any]) -> None:
         """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""
         before, now, number = made.get("dataset"), self.dataset, made.get("pieces", 0)
         try:
             if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
                 refuse_other_source([before], [now])
-            self.check(made)
+            self.check_replaced(made)
             # If `inputs` is not a setting, the keys follow from files of earlier steps, and there may be fewer now.
             is_known = "inputs" in self.settings and self.keys is not None
             if is_known and not made.get("missing") and number > len(self.keys):
@@ -173,7 +171,7 @@ class MadeFile:
         if not self.is_shard:
             check_could_write(Path(self.path))
             self._lock = Lock(self.path)
-            self._is_there()  # another process may have finished it since `is_finished`
+            self._is_whole()  # another process may have finished it since `is_finished`
 
     def close(self) -> None:
         """Unlock the file."""
@@ -196,7 +194,7 @@ class MadeFile:
         """Add the pieces that are in the finished file, if its kind can read them."""
         self.pieces |= self.pieces_in_file()
 
-    def publish(self, content: Any, device: str | None, **figures: Any) -> bool:
+    def finish(self, content: Any, device: str | None, **figures: Any) -> bool:
         """Write the content and its manifest, and return True; for a shard, which has no file, return False.
 
         Also return False, with a note, if the existing file has more usable pieces, and either a method's code has
@@ -204,7 +202,7 @@ class MadeFile:
         """
         if self.is_shard:
             return False
-        before = None if self.args.overwrite else manifest_of(self.path)
+        before = None if self.overwrite else manifest_of(self.path)
         made, now = (before or {"settings": {}})["settings"], self.settings
         if before and (made.get("code") != now.get("code") or (self.missing() and made == now)):
             number, usable = self.usable_before_and_now(before)
@@ -234,7 +232,7 @@ class MadeFile:
 
     def report_finished(self) -> None:
         """Print that the file is finished and how many pieces are unusable."""
-        print(f"{self.path}: already finished, left alone")
+        self.say_finished()
         made = read_manifest(self.path)
         if unusable := made.get("unusable"):
             problem = f"{unusable} of {counted(made['pieces'], self.noun)} unusable"

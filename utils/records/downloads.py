@@ -16,7 +16,8 @@ from utils.cli import UserError
 from utils.cli.errors import counted, quote
 from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import is_made_alike, publish, publishing, read_manifest
+from utils.files.made import Made, State, say_finished
+from utils.files.manifest import publish, publishing, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import delete_leftovers, open_whole, real_path, replacing, write_array
 from utils.models.hub_datasets import Source
@@ -55,11 +56,11 @@ def make_file(
     responses = {
         stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
     }
-    are_finished = [is_made_alike(made, wanted, overwrite) for made, wanted in {path: settings, **responses}.items()]
-    if all(are_finished) and (
+    states = [Made(made, wanted, overwrite).check() for made, wanted in {path: settings, **responses}.items()]
+    if {*states} == {State.CURRENT} and (
         beside is None or (beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256"))
     ):
-        print(f"{path}: already exists, left alone")
+        say_finished(path)
         return
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}

@@ -96,7 +96,7 @@ class ScoreFile(StageFile):
         asked_ids = {question["id"] for question in self.questions}
         return score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), head=head)
 
-    def check(self, made: dict[str, Any]) -> None:
+    def check_replaced(self, made: dict[str, Any]) -> None:
         """Refuse to replace the scores of another response file: --score_addr may name them by mistake.
 
         If the response file has the same name and only its content has changed, it is judged again.

@@ -69,7 +69,7 @@ class MethodFile(ResponseFile):
         self._method, self._models = path, models
         self._earlier_code = noted_settings(self.path).get("code")  # None if there is no file to replace
 
-    def check(self, made: Mapping[str, Any]) -> None:
+    def check_replaced(self, made: Mapping[str, Any]) -> None:
         """Refuse to replace another file's answers. The same code elsewhere is the same method."""
         if "method_path" in made and made["settings"].get("code") != self.settings["code"]:
             refuse_other_source([made["method_path"]], [self.figures["method_path"]])

@@ -59,7 +59,7 @@ def publish(
     if file.many_calls:
         reused = max(0, sum(record.get("attempts", 0) for _, record in calls) - requested)
         figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}, **tally}
-    if file.publish(content, device, **figures):
+    if file.finish(content, device, **figures):
         print(file.line(content, figures))
 
 

@@ -50,7 +50,7 @@ def has_trace(output: MadeFile) -> bool:
 
 def check_trace(output: MadeFile) -> None:
     """Raise UserError if the trace cannot be written, or would replace a file that is not a trace."""
-    prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
+    prepare_derived([trace_path(output.path)], SCRIPT, output.overwrite)
 
 
 class Trace:
