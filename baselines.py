@@ -20,12 +20,10 @@ each completion is saved in `completions/` beside the output as soon as it arriv
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from prompts import load_prompt
 from utils import cli
 from utils.benchmarks.checks import Record
-from utils.benchmarks.task import Task
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, open_api
@@ -71,33 +69,19 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
 
 def prepare(args: cli.Arguments) -> list[Stage]:
     """Return a stage for each dataset."""
-    name, number = ("rag", args.num_contexts) if args.rag else ("none", None)
-
-    def needs(task: Task) -> list[str]:
-        options = task.options.needs if args.choose and task.options else ()
-        return [*task.asked_needs, *(["profile"] if args.rag else []), *options]
-
-    datasets = read_datasets(args, needs, number, args.asking)
+    most_items = args.num_contexts if args.rag else None
+    datasets = read_datasets(args, lambda task: task.asked_fields(args), most_items, args.asking)
     task = datasets[0].task
     check_flags(args, task)
     if args.rag and args.num_contexts:
         check_ranked(args, datasets)
-    if args.choose:
-        task = replace(task, prompts=task.options.prompts, values=task.options.values)
 
     async def answer(record: Record, ask: Ask) -> Piece:
-        """Answer the question alone, or with --rag after the asker's best posts (paper, figures 13 and 14)."""
-        if args.choose:
-            return await ask.record(name, items=task.best_items(record, number), options=task.options.texts(record))
-        if args.trim_items:  # as LaMP's code does
-            return await ask.record(name, items=task.best_entries(record, number), trimmed=True)
-        # Some benchmarks vary the prompt for further answers, for example by shuffling the options.
-        variant = task.vary(record, ask.key[1], args.seed or 0) if task.vary and ask.key[1] else None
-        return await ask.record(name, items=task.best_items(record, number), variant=variant)
+        return await task.answer(record, ask, args)
 
-    prompt = load_prompt(task.prompts[name], args.prompts_dir)
+    prompt = load_prompt(task.asked_prompt(args), args.prompts_dir)
     model = choose_generator(args, datasets, prompt)
-    return [stage_of_answers(args, dataset, task, answer, model, prompt) for dataset in datasets]
+    return [stage_of_answers(args, dataset, answer, model, prompt) for dataset in datasets]
 
 
 if __name__ == "__main__":

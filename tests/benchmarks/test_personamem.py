@@ -20,7 +20,7 @@ from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import download_datasets
 from utils.benchmarks import tasks
-from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
+from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, order_of_options
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat
@@ -304,7 +304,7 @@ def test_answers_to_reordered_options_are_mapped_back(dataset, server, tmp_path)
         options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
         assert any(options_text(options) in text for text in texts)
     assert len(shown) > 8
-    assert vary(records[FIRST], 2, 7).record == vary(records[FIRST], 2, 7).record != vary(records[FIRST], 2, 8).record
+    assert order_of_options(FIRST, 2, 7) == order_of_options(FIRST, 2, 7) != order_of_options(FIRST, 2, 8)
 
 
 def test_scores_by_type_in_both_readings(dataset, server, tmp_path):

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -523,7 +522,7 @@ async def answer(record, ask):
 def test_options_are_hidden_from_a_method_that_answers_in_the_open(way, is_hidden):
     """One of them is the right answer, which the judge compares with."""
     task = tasks()["PersonaMem-v2-32k"]
-    task = replace(task, **task.ways[way]) if way else task
+    task = task.ways[way] if way else task
     record = {"id": "q", "question": "Why?", "options": ["a", "b", "c", "d"], "target": "a", "preference": "p"}
     question = Question(record, task)
     assert ("options" in list(question)) is not is_hidden and not {"target", "preference"} & {*question}

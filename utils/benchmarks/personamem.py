@@ -9,6 +9,7 @@ before `end`, in the file `contexts` beside the dataset (read by utils/records/c
 import ast
 import random
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ import msgspec
 
 from prompts import History
 from utils.benchmarks.checks import Item, Record, Text, check_field, check_id, is_unicode
-from utils.benchmarks.metric import Metric, Output, Parser
+from utils.benchmarks.metric import Metric, Output
 from utils.benchmarks.personamem_results import (
     DISTANCES,
     LENGTH,
@@ -33,7 +34,7 @@ from utils.benchmarks.personamem_results import (
 )
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import label_metrics
-from utils.benchmarks.task import ALL, Export, Files, Options, Task, Variant
+from utils.benchmarks.task import ALL, Export, Files, Options, Task
 from utils.benchmarks.task import SIZES as MEASURED
 from utils.cli import UserError
 from utils.cli.errors import counted, quote
@@ -153,28 +154,41 @@ def options_text(options: Sequence[str]) -> str:
     return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=True))
 
 
-Show = Callable[[Sequence[str]], str]  # returns the options as a text
+def values(record: Record) -> dict[str, str]:
+    return {"question": record["question"], "options": options_text(record["options"])}
 
 
-def values(record: Record, show: Show = options_text) -> dict[str, str]:
-    return {"question": record["question"], "options": show(record["options"])}
+def order_of_options(question_id: str, number: int, seed: int) -> list[str]:
+    """Return the letters of the dataset in the order in which a further answer shows their options."""
+    return random.Random(f"{seed} {question_id} {number}").sample(LETTERS, len(LETTERS))
 
 
-def vary(record: Record, number: int, seed: int, show: Show = options_text, read: Parser = parse_letter) -> Variant:
-    """Return a variant with the options in another order, which depends only on seed, question and output number.
+class MultipleChoice(Task):
+    """A benchmark whose questions have options, which each further answer (number 1 and up) sees in another order.
 
-    The variant's parser returns an option's letter in the dataset. Its `record` keeps the order as "shown": the first
-    letter is the option that was shown as (a). `read` parses the letter that the model wrote.
+    The order depends only on seed, question and answer number. An answer is a letter of the dataset; its field "shown"
+    is the order: its first letter is the option that was shown as (a).
     """
-    shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
-    behind = dict(zip(LETTERS, shown, strict=True))
 
-    def parse(text: str, cut: bool = False) -> Parsed:
-        letter = read(text, cut)
-        return letter if letter.value is None else replace(letter, value=behind[letter.value])
+    async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
+        number = ask.key[1]
+        if args.choose or not number or "options" not in self.values(record):
+            return await super().answer(record, ask, args)
+        shown = order_of_options(record["id"], number, args.seed or 0)
+        options = [record["options"][LETTERS.index(letter)] for letter in shown]
 
-    options = [record["options"][LETTERS.index(letter)] for letter in shown]
-    return Variant(values({**record, "options": options}, show), parse, {"shown": "".join(shown)})
+        def parse(text: str, cut: bool = False) -> Parsed:
+            letter = self.output.parse(text, cut)
+            return letter if letter.value is None else replace(letter, value=shown[LETTERS.index(letter.value)])
+
+        return await ask.record(
+            "rag" if args.rag else "none",
+            items=self.best_items(record, args.num_contexts if args.rag else None),
+            values=self.values({**record, "options": options}),
+            parse=parse,
+            schema=self.output.schema,
+            fields={"shown": "".join(shown)},
+        )
 
 
 def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
@@ -292,7 +306,7 @@ def group_of(record: Record, types: Mapping[str, Any] = TYPES) -> dict[str, str 
 
 def make_task(size: str, questions: int, length: int) -> Task:
     name = f"{BENCHMARK}-{size}"
-    return Task(
+    return MultipleChoice(
         name=name,
         groups=tuple(TYPES),
         group_of=group_of,
@@ -320,7 +334,6 @@ def make_task(size: str, questions: int, length: int) -> Task:
             texts=lambda record: dict(zip(LETTERS, record["options"], strict=True)),
         ),
         values=values,
-        vary=vary,
         history=history,
         evidence_position=evidence_position,
         arrange=in_order_of_time,

@@ -216,22 +216,8 @@ def lettered(options: Sequence[str]) -> str:
     return "\n".join(f"{letter.upper()}. {option}" for letter, option in zip(LETTERS, options, strict=True))
 
 
-WAYS = {
-    "official": {
-        "prompts": dict.fromkeys(("none", "rag"), "personamem/choice_official"),
-        "values": partial(personamem.values, show=lettered),
-        "output": Output(r"Final Answer: [A-D]", parse_final_letter),
-        "vary": partial(personamem.vary, show=lettered, read=parse_final_letter),
-    },
-    "open": {
-        "prompts": dict.fromkeys(("none", "rag"), "personamem/open"),
-        "values": lambda record: {"question": record["question"]},
-        "output": TEXT,
-        "vary": None,
-        "count_outputs": lambda outputs: {},
-        "asked_needs": ("profile",),  # a method must not see the options, because they include the right answer
-    },
-}
+def values_as_published(record: Record) -> dict[str, str]:
+    return {"question": record["question"], "options": lettered(record["options"])}
 
 
 # Judging open answers: the majority of three verdicts, Yes or No
@@ -288,11 +274,33 @@ def make_task(size: str) -> Task:
         published=published,
         paper_results=Path(__file__).with_name("personamem_v2_paper.json"),
     )
-    fields = {"name": name, "groups": tuple(TYPES), "short": TYPES, "group_of": group_of, "ways": WAYS, "files": files}
-    fields |= {"fields": base.fields | {"preference": Text}, "annotations": ANNOTATIONS}
-    fields |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
-    fields |= {"metrics": {"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}}
-    return replace(base, **fields)
+    task = replace(
+        base,
+        name=name,
+        groups=tuple(TYPES),
+        short=TYPES,
+        group_of=group_of,
+        files=files,
+        fields=base.fields | {"preference": Text},
+        annotations=ANNOTATIONS,
+        divisions={**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())},
+        metrics={"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN},
+    )
+    official = replace(
+        task,
+        prompts=dict.fromkeys(("none", "rag"), "personamem/choice_official"),
+        values=values_as_published,
+        output=Output(r"Final Answer: [A-D]", parse_final_letter),
+    )
+    in_the_open = replace(
+        task,
+        prompts=dict.fromkeys(("none", "rag"), "personamem/open"),
+        values=lambda record: {"question": record["question"]},
+        output=TEXT,
+        count_outputs=lambda outputs: {},
+        asked_needs=("profile",),  # a method must not see the options, because they include the right answer
+    )
+    return replace(task, ways={"official": official, "open": in_the_open})
 
 
 TASKS = list(map(make_task, SIZES))

@@ -3,6 +3,7 @@
 A script never asks which benchmark it has; it uses the fields here (docs/adding_a_benchmark.md).
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from prompts import History, join_posts
 from utils.benchmarks.checks import Item, Record, check_field
-from utils.benchmarks.metric import OFFICIAL, Controls, Metric, Output, Parser
+from utils.benchmarks.metric import OFFICIAL, Controls, Metric, Output
 from utils.benchmarks.published import Published
 from utils.cli.errors import UserError
 
@@ -28,7 +29,6 @@ class Options:
     needs: tuple[str, ...]  # fields of `Task.fields` that `texts` reads
     # Returns each option's text by its answer (a value of `Output.parse`). Texts are not empty, and have no letter.
     texts: Callable[[Record], Mapping[str, str]]
-    values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}  # as `Task.values`
 
     def of_length(self, record: Record, extreme: Callable[[Iterable[int]], int]) -> list[str]:
         """Return the answers whose text is the longest (`extreme` is max) or shortest (min), in characters."""
@@ -37,13 +37,8 @@ class Options:
         return [answer for answer, text in texts.items() if len(text) == length]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Another form of a question: values for the prompt, a parser of the answer, and the answer's further fields."""
-
-    values: dict[str, str]
-    parse: Parser
-    record: dict[str, Any]
+class Entries(list[tuple[str, Callable[[str], str]]]):
+    """Items that are cut to fit: of each, the text to cut, and a function from its kept part to the whole text."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +133,8 @@ class Task:
     evidence_position: Callable[[Record], float | None] = lambda record: None
     prompt_length: int | None = None  # default tokens of prompt and output together; None: the paper's 8192
     options: Options | None = None  # None: answers are free, and --choose is refused
-    # Returns a variant of the question for each further answer, from a record, the answer's number (from 1) and --seed.
-    # Answer 0 uses `values`. None: all answers have the same prompt.
-    vary: Callable[[Record, int, int], Variant] | None = None
-    # Other ways to ask, for --asking: by name, the fields of this class that replace the usual ones.
-    ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Other ways to ask, for --asking: by name, the benchmark asked in this way.
+    ways: Mapping[str, "Task"] = field(default_factory=dict)
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
     # Returns the titles of the gold plan. None: there are no plans, so planning is refused.
@@ -164,6 +156,26 @@ class Task:
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
 
+    async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
+        """Answer the question alone, or with --rag after the asker's best posts (paper, figures 13 and 14).
+
+        Returns the record of a call of `ask`, which is an `Ask`. A benchmark that asks otherwise overrides this method.
+        """
+        items = self.best_items(record, args.num_contexts if args.rag else None)
+        if args.choose:
+            return await ask.record(self.asked_prompt(args), items=items, options=self.options.texts(record))
+        return await ask.record("rag" if args.rag else "none", items=items)
+
+    def asked_prompt(self, args: Namespace) -> str:
+        """Return the file of the prompt that `answer` uses, as `prompts.load_prompt` takes it."""
+        prompts = self.options.prompts if args.choose else self.prompts
+        return prompts["rag" if args.rag else "none"]
+
+    def asked_fields(self, args: Namespace) -> list[str]:
+        """Return the fields that `answer` reads."""
+        options = self.options.needs if args.choose and self.options else ()
+        return [*self.asked_needs, *(["profile"] if args.rag else []), *options]
+
     def best_items(self, record: Record, number: int | None) -> list[str] | History:
         """Return the texts of a question's best `number` items, in the order of the prompt.
 
@@ -175,13 +187,13 @@ class Task:
             return []
         return [(self.item_template or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
-    def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
-        """Return `best_items` as pairs: the text to cut, and a function from its kept part to the whole item's text."""
+    def best_entries(self, record: Record, number: int) -> Entries:
+        """Return `best_items` as entries that can be cut."""
 
         def entry(item: Item) -> tuple[str, Callable[[str], str]]:
             return item[self.trimmed], lambda text: (self.item_template or self.item_text)({**item, self.trimmed: text})
 
-        return list(map(entry, self.arrange(record["profile"][:number])))
+        return Entries(map(entry, self.arrange(record["profile"][:number])))
 
     def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
         """Return the task with the metric `name` changed as --verdicts and --num_verdicts say."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -166,7 +166,7 @@ def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: st
         task = read_task(path)
         if way not in (None, *task.ways):
             raise UserError(f"--asking {way}: {task.name} has one way of asking; leave the flag out")
-        task = replace(task, **task.ways[way]) if way else task
+        task = task.ways[way] if way else task
         if datasets and task.name != (first := datasets[0]).task.name:
             raise UserError(
                 f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
@@ -191,15 +191,13 @@ def choose_generator(args: Arguments, datasets: list[Dataset], prompt: Prompt) -
     return model
 
 
-def stage_of_answers(
-    args: Arguments, dataset: Dataset, task: Task, method: Method, model: Model, prompt: Prompt
-) -> Stage:
-    """Return the stage that answers a dataset's questions with a method; `task` has the prompts and values to use."""
+def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, prompt: Prompt) -> Stage:
+    """Return the stage that answers a dataset's questions with a method."""
     inputs, settings = file_hash(dataset.path), {"script": "baselines.py", "model": model.identity}
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
     responses = ResponseFile(dataset, settings, shows_posts=bool(args.rag and args.num_contexts))
-    return Stage(task, responses.records, method, [responses], {"generator": model})
+    return Stage(dataset.task, responses.records, method, [responses], {"generator": model})
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:

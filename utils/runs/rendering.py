@@ -10,7 +10,7 @@ from typing import Any
 from prompts import History, Prompt, load_prompt, own_prompt
 from utils.benchmarks.checks import Record, is_unicode
 from utils.benchmarks.metric import Parser
-from utils.benchmarks.task import Task, Variant
+from utils.benchmarks.task import Entries, Task
 from utils.files.output import Key
 from utils.generation.calls import Call, fitted_call
 from utils.generation.model import Model
@@ -30,7 +30,8 @@ class Prompts:
     """The prompts of a run: the benchmark's, by name, and a method's own, by text. Each prompt is read only once."""
 
     def __init__(self, task: Task, prompts_dir: str | None):
-        self._files, self._prompts_dir = task.prompts, prompts_dir
+        to_choose = task.options.prompts.values() if task.options else ()
+        self._files, self._prompts_dir = {**task.prompts, **{file: file for file in to_choose}}, prompts_dir
         self._read: dict[str, Prompt] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -63,8 +64,6 @@ def make_call(
     overrides: Mapping[str, Any] | None = None,
     schema: Mapping[str, Any] | str | None = None,
     options: Mapping[str, str] | None = None,
-    variant: Variant | None = None,
-    trimmed: bool = False,
     fields: Mapping[str, Any] | None = None,
 ) -> Call:
     """Return the call with this key; `name` is the benchmark's name for a prompt, or a prompt's text.
@@ -74,8 +73,6 @@ def make_call(
         overrides: max_tokens and temperature, which override the flags, and stop.
         schema: a schema for the output, instead of the benchmark's.
         options: texts by name; instead of generating text, the call chooses the likeliest of these.
-        variant: another form of the question, with its own values and parser.
-        trimmed: whether the items are `Task.best_entries`, which are cut to fit.
         fields: further fields of the call's record.
 
     ValueError if a method's call is invalid.
@@ -83,7 +80,7 @@ def make_call(
     overrides = dict(overrides or {})
     _check(items, parse, overrides)
     prompt, is_named = prompts[name], name in prompts
-    filled = task.values(record) | (variant.values if variant else {}) | values
+    filled = task.values(record) | values
     _check_filled(prompt, filled, values, items)
     filled = {placeholder: str(value) for placeholder, value in filled.items() if placeholder in prompt.placeholders}
     overrides["max_tokens"] = model.limit(overrides.get("max_tokens"))
@@ -97,15 +94,15 @@ def make_call(
         overrides["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
     policy = replace(model.policy, schema=schema, **overrides | {"stop": tuple(overrides.get("stop", ()))})
     if is_named and parse is None:
-        parse = variant.parse if variant else task.output.parse
+        parse = task.output.parse
     window = replace(model.window, max_tokens=policy.max_tokens)
-    fit = window.fit_trimmed if trimmed else window.fit
+    fit = window.fit_trimmed if isinstance(items, Entries) else window.fit
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
         begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
         before = getattr(model.chat, "prompt_end", "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
-    call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
+    call = fitted_call(key, fitted, reader(parse), policy, **(fields or {}))
     return replace(call, options=tokens)
 
 
