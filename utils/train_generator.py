@@ -128,7 +128,11 @@ def main(argv: list[str] | None = None) -> int:
 
     def needs(task: Task) -> list[str]:
         seen = task.gold_plan_needs if args.objective == "distill" else ()
-        return ["profile", *task.asked_needs, *(["target"] if lessons.uses_references(args) else seen)]
+        return [
+            "profile",
+            *task.asked_needs,
+            *(["target"] if lessons.uses_references(args) and "target" in task.fields else seen),
+        ]
 
     records, validation_records = launch.read_datasets(args, needs)
     task = task_of(args.inputs_addr, records)

@@ -26,7 +26,11 @@ Needs = Sequence[str] | Callable[[Task], Iterable[str]]
 
 
 def fields_of(needs: Needs, task: Task) -> set[str]:
-    return set(needs(task) if callable(needs) else needs)
+    """Return the names of needed fields; ValueError for one that the task does not have, which is misspelt."""
+    names = set(needs(task) if callable(needs) else needs)
+    if unknown := names - {*task.fields, *task.annotations, "question", task.group_field}:
+        raise ValueError(f"{task.name} has no field {min(unknown)!r}")
+    return names
 
 
 def read_dataset(path: str | Path, needs: Needs = ()) -> list[Record]:
