@@ -123,6 +123,7 @@ class MadeFile(Made):
                 was not written by this script.
         """
         if not self.is_shard:
+            check_could_write(Path(self.path))
             if self._lock is None:
                 check_free(Path(self.path))
             self.finished = self._is_whole() and is_input_made
