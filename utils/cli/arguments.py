@@ -155,7 +155,7 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="constrain the output to its JSON schema: on the last try, always, or never; with never, each retry "
         "raises the temperature by 0.1, as in the paper's code (%(default)s)")
-    parser.not_a_setting("--max_retries", "`Output` compares it separately, if outputs were unusable")
+    parser.not_a_setting("--max_retries", "`MadeFile` compares it separately, if outputs were unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:

@@ -42,9 +42,10 @@ class Made:
         return self._look()[0]
 
     def check(self) -> State:
-        """Return the state; UserError for a foreign file without `overwrite`, or if the file cannot be written."""
-        check_could_write(Path(self.path))
+        """Return the state; UserError for a foreign file without `overwrite`, or one to make that cannot be written."""
         state, problem = self._look()
+        if state is not State.CURRENT:
+            check_could_write(Path(self.path))
         if state is State.FOREIGN and not self.overwrite:
             raise UserError(f"{self.path}: {problem}\n  give another output, or --overwrite to replace it")
         return state
