@@ -110,6 +110,20 @@ def test_planpers_answers_what_has_a_plan_and_reports_the_rest(server, api, tmp_
     assert planpers.main(words) == 0 and len(server.requests) - before == 2 * (len(IDS) - len(made))
 
 
+def test_planpers_without_plans_and_store_pays_nothing_unasked(server, api, tmp_path):
+    words = ["--model_addr", "m", "--planner_model", "planner", "--planner_base_url", server.url, "--unranked"]
+    words += ["--planner_api_key_addr", tmp_path / "key.txt", "--inputs_addr", SAMPLE]
+    words = [*api, *map(str, [*words, "--output_addr", tmp_path / "answers.json"])]
+    assert planpers.main(words) == 0
+    before = len(server.requests)
+    (tmp_path / "answers.json.plans.json").unlink()
+    shutil.rmtree(tmp_path / "completions")
+    for more in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=r"is gone; it had the completions of .*/answers.json, which"):
+            planpers.main([*words, *more])
+    assert len(server.requests) == before and planpers.main([*words, "--overwrite"]) == 0
+
+
 def test_a_judge_begins_before_all_prompts_are_rendered(server, api, tmp_path, monkeypatch):
     responses, scores = tmp_path / "responses.json", tmp_path / "scores.json"
     responses.write_text(json.dumps({key: [{"output": "An answer."}] for key in IDS}))

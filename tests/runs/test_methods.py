@@ -442,6 +442,31 @@ WAITS = {
 }
 
 
+NOTES = """
+import asyncio
+
+async def first(ask, number, notes):
+    notes.append(await ask("Say {number} {question}", number=number))
+
+async def second(ask, number, notes):
+    return await ask("Join {notes} {question} {number}", notes=" ".join(sorted(notes)), number=number)
+
+async def answer(record, ask):
+    notes = []
+    await asyncio.gather(*(first(ask, number, notes) for number in "123"))
+    return " ".join(await asyncio.gather(*(second(ask, number, notes) for number in "12")))
+"""
+
+
+def test_a_list_that_is_filled_in_order_of_arrival_does_not_tell_tasks_apart(runs):
+    runs.write(NOTES)
+    runs.server.reply = lambda request: time.sleep(int(draw(request), 16) % 50 / 1000) or Reply(draw(request))
+    assert runs.run("--max_concurrency", "16") == 5 * len(IDS)
+    before = runs.output.read_bytes()
+    runs.output.unlink()
+    assert runs.run() == 0 and runs.output.read_bytes() == before
+
+
 @pytest.mark.parametrize("how", WAITS)
 def test_network_time_does_not_decide_which_task_gets_which_text(runs, tmp_path, how):
     """Tasks that come to the same prompt in another order in each run: replies, files and traces are the same."""
