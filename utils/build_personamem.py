@@ -180,7 +180,10 @@ class PartFile(StageFile):
         self.unit = self.part.unit
 
     def records(self) -> Iterator[tuple[StageFile, Key, dict[str, Any]]]:
-        """Yield the records, with the value of the step before as `made_from`; those that lack it are left out."""
+        """Yield the records, with the value of the step before as `made_from`; those that lack it are left out.
+
+        The settings of the file get the hash of the file before.
+        """
         before = self.part.before
         if before:
             path = Path(self.path).with_name(f"{before}.json")

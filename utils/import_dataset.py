@@ -68,11 +68,11 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
     posts = read_rows(args.posts, args.post_columns, "--post_columns", "author", "text")
-    settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
-    file = Made(output, settings, args.overwrite, ALL_BUT_SCRIPT)
+    file = Made(output, {"script": SCRIPT}, args.overwrite, ALL_BUT_SCRIPT)
     with file.writing(describe_run(vars(args), {}, None)) as (staged, manifest):
         write_json(staged, with_profiles(questions, posts, counts))
-        manifest["counts"] = counts
+        hashes = {path: file_hash(path) for path in (args.questions, args.posts)}
+        manifest |= {"settings": {"script": SCRIPT, "inputs": hashes}, "counts": counts}
     print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
     return 0
 

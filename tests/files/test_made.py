@@ -1,6 +1,7 @@
 """Whether a file is there and as the command makes it: absent, current, stale or foreign."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -47,6 +48,18 @@ def test_a_file_that_was_changed_or_has_no_manifest_is_foreign(path, may_change)
     assert made.state is State.FOREIGN
     path.unlink()
     assert made.check() is State.ABSENT
+
+
+def test_what_another_process_wrote_before_it_let_go_of_the_lock_is_not_overwritten(path, monkeypatch):
+    @contextmanager
+    def locked(*paths):  # another process writes while this one waits
+        path.write_text("[3]\n")
+        yield
+
+    monkeypatch.setattr("utils.files.made.locked", locked)
+    with pytest.raises(UserError, match="was changed since"):
+        publish_together({Made(path, SETTINGS, False): [4]}, {})
+    assert path.read_text() == "[3]\n"
 
 
 def test_files_that_belong_together_are_written_all_or_not_at_all(path, tmp_path):

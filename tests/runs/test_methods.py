@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from api_server import Reply, serve
@@ -203,6 +204,33 @@ def test_each_model_needs_its_completions(runs, role, is_emptied):
     assert len(runs.server.requests) == 26 and runs.run(*other, "--overwrite") == 13
 
 
+def test_a_role_whose_calls_were_never_sent_needs_no_completions(runs):
+    """Its prompts are too long, so its store is empty."""
+    other = ["--model", "critic=other,max_model_len=4096"]
+    text = """
+async def answer(record, ask):
+    await ask("Judge {text}", text="word " * 60000, model="critic")
+    return await ask("Say {question}")
+"""
+    runs.write(text)
+    runs.run(*other)
+    runs.write(text + "# a comment\n")
+    assert runs.run(*other) == 0 and list(runs.answers) == IDS
+
+
+def test_a_server_that_refuses_prompts_is_not_gone(runs, capsys):
+    """The first is answered; then outages and refusals take turns."""
+    runs.write(ONE_CALL)
+
+    def reply_in_turn(request):
+        place = [record["question"] in str(request) for record in json.loads(SAMPLE.read_text())].index(True)
+        return Reply("ok") if place == 0 or place > 8 else Reply("no", status=(503, 400)[place % 2])
+
+    runs.server.reply = reply_in_turn
+    runs.run("--max_concurrency", "1", "--max_retries", "0", code=1)
+    assert "no longer answers" not in capsys.readouterr().err and len(runs.answers) == 9
+
+
 def test_an_outage_without_the_store_replaces_nothing(runs, capsys):
     """A greater --max_retries makes a file with an unusable answer again; without completions, each is asked for."""
     runs.server.reply = lambda request: Reply("") if f"Say {IDS[0]}" in str(request) else reply(request)
@@ -253,6 +281,17 @@ def test_a_helper_imported_otherwise_is_noticed(runs, monkeypatch, imports):
         sys.modules.pop("helper")
         importlib.invalidate_caches()
         assert read_manifest(runs.output)["settings"]["code"][IMPORTS[imports]] == file_hash(file)
+
+
+def test_pythons_own_modules_are_not_a_methods_code(runs, monkeypatch):
+    """Python may be installed below the method's folder."""
+    monkeypatch.setattr("sys.base_prefix", f"{runs.folder}/python")
+    for name in ("python/lib/own.py", "helper.py"):
+        file = runs.folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        monkeypatch.setitem(sys.modules, file.stem, SimpleNamespace(__file__=str(file)))
+    assert [*Method(Path(runs.name), None).code()] == ["helper.py", "mine.py"]
 
 
 ODD_IMPORTS = ["from ..common import X", f"from {'.' * 60}common import X", "import old"]
@@ -440,6 +479,27 @@ WAITS = {
     "as_completed": "texts = sorted([await one for one in asyncio.as_completed([chain(ask, 'A'), chain(ask, 'B')])])",
     "nested": "texts = await asyncio.gather(*(asyncio.wait_for(chain(ask, name), 60) for name in 'AB'))",
 }
+
+
+KINDS = {"dict": "{'n': n}", "list": "[n, {'n': n}]", "set": "{n, 'a', 'b'}", "text": "str(n)"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tasks_that_differ_in_a_value_are_paid_for_once_in_any_order(runs, kind):
+    runs.write(f"""
+import asyncio
+
+async def one(ask, value):
+    return await ask("Say {{value}} {{question}}", value=str(sorted(map(str, value))))
+
+async def answer(record, ask):
+    works = [one(ask, {KINDS[kind]}) for n in range(6)]
+    return " ".join(sorted([await work for work in asyncio.as_completed(works)]))
+""")
+    assert runs.run() == 6 * len(IDS)
+    before = runs.output.read_bytes()
+    runs.output.unlink()
+    assert runs.run() == 0 and runs.output.read_bytes() == before
 
 
 NOTES = """

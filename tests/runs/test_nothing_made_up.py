@@ -334,6 +334,8 @@ HARM = {
     "raise GeneratorExit": "GeneratorExit",
     "raise asyncio.CancelledError": "the method was cancelled: by itself",
     "await asyncio.to_thread(lambda: asyncio.run(ask('Say it')))": "RuntimeError: ask: called in another event loop",
+    "await ask('Say it', parse=lambda text: asyncio.get_running_loop().stop())": "a method cannot stop the event loop",
+    "await ask('Say it', parse=lambda text: [task.cancel() for task in asyncio.all_tasks()])": "only its own tasks",
     "await ask('Say it', temperature=float('nan'))": "ValueError: ask: temperature is nan; give a number",
     "await ask('Say it', temperature=float('inf'))": "ValueError: ask: temperature is inf; give a number",
     "await ask('Say it', stop=['\\ud800'])": r"ValueError: ask: stop is ['\ud800']; give a list of texts",

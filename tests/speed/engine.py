@@ -151,7 +151,7 @@ def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Cal
     records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
     responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
     path = str(folder / "scores.json")
-    scores = ScoreFile(path, {}, judging, TASK, "aspect", records, records, {"responses.json": responses})
+    scores = ScoreFile(path, {}, judging, TASK, "aspect", records, records, [("responses.json", responses)])
     form, requests = METRIC.judge.output, requests_to([scores], records)
     policy = replace(judge.policy, schema=form.schema)
     prompts = [(key, judge.chat.render(judge.messages(request))) for _, key, request in requests]

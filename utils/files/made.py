@@ -11,7 +11,7 @@ from utils.files.locks import locked
 from utils.files.manifest import NOT_OURS, differences, manifest_of, manifest_path, publish, publishing
 from utils.files.writing import check_could_write, check_regular
 
-ALL_BUT_SCRIPT = frozenset[str]({"*"})  # a value of `may_change`
+ALL_BUT_SCRIPT = frozenset[str]({"*"})  # a value of `may_change`, compared by identity
 
 
 class State(Enum):
@@ -93,8 +93,11 @@ def publish_together(contents: Mapping[Made, Any], run: dict[str, Any]) -> None:
     `run`: from `describe_run`; each file's own settings take the place of its settings.
     """
     for made in contents:
+        check_could_write(Path(made.path))
         made.check()
     with locked(*(made.path for made in contents)):
+        for made in contents:  # again, because another process may have written it before it let go of the lock
+            made.check()
         for made, content in contents.items():
             publish(made.path, content, {**run, "settings": made.settings})
 

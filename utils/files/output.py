@@ -57,7 +57,7 @@ class MadeFile(Made):
         pieces: the pieces that are there, by key.
         figures: further fields of the manifest.
         finished: the last result of `is_finished`.
-        is_kept: whether `publish` has left an existing file with more answers.
+        is_kept: whether `finish` has left an existing file with more usable pieces.
     """
 
     unit: str
@@ -199,7 +199,7 @@ class MadeFile(Made):
         """Write the content and its manifest, and return True; for a shard, which has no file, return False.
 
         Also return False, with a note, if the existing file has more usable pieces, and either a method's code has
-        changed, or all settings are the same and a server failed: the file is kept unless --overwrite is given.
+        changed, or all settings are the same and pieces are missing: the file is kept unless --overwrite is given.
         """
         if self.is_shard:
             return False

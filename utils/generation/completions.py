@@ -62,6 +62,11 @@ class Completions:
         self._refused: dict[str, dict[str, Any]] = {}  # for `keep_refusals`
         self._has_answered = False
 
+    @property
+    def replies(self) -> int:
+        """How many results the servers have given, with refusals that are not stored yet."""
+        return self.requested + len(self._refused)
+
     def hashed(self, prompt: Rendered) -> Hashed:
         """Return a prompt with its hash, so that each try of a call only has to hash its sampling."""
         parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts

@@ -100,7 +100,7 @@ class ResponseFile(StageFile):
         outputs, task = [output for outputs in content.values() for output in outputs], self._dataset.task
         counts = count_responses(content, task.item_words) | task.count_outputs(outputs)
         if any("plan" in output for output in outputs):
-            counts["answered without a plan"] = sum(output["plan"] is None for output in outputs)
+            counts["answered without a plan"] = sum(output.get("plan") is None for output in outputs)
         bare = [record["id"] for record in self._dataset.records if not record["profile"]] if self._shows_posts else []
         without_profile = sum(output["output"] is not None for key in bare for output in content.get(key, ()))
         return counts | ({WITHOUT_PROFILE: without_profile} if without_profile else {})

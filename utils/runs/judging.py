@@ -76,17 +76,18 @@ class ScoreFile(StageFile):
         strategy: str,
         records: list[Record],
         questions: list[Record],
-        judged: Mapping[str, Responses],
+        judged: list[tuple[str, Responses]],
     ):
         """
         Args:
             strategy: the metric's name.
             records: the whole dataset.
-            judged: the contents of the response files by path.
+            judged: path and content of each response file.
         """
-        self.responses, self.questions, self.metric = [*judged.values()], questions, task.metrics[strategy]
+        addresses, self.responses = map(list, zip(*judged, strict=True))
+        self.questions, self.metric = questions, task.metrics[strategy]
         keys = [key for question in questions for key in self.metric.keys(question)]
-        super().__init__(path, settings, args, keys, judged=[*judged], answers=list(map(origin_of, judged)))
+        super().__init__(path, settings, args, keys, judged=addresses, answers=list(map(origin_of, addresses)))
         self._task, self._strategy, self._records = task, strategy, records
 
     def content(self) -> dict[str, Any]:
@@ -213,14 +214,15 @@ def read_systems(
     response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
     files = []
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
-        judged, questions = {}, selected
+        judged, questions = [], selected
         for address in addresses:
             refuse_other_way(address, strategy, metric)
-            judged[address] = as_read(read_responses(address, task), metric.reads)
+            responses = as_read(read_responses(address, task), metric.reads)
+            judged.append((address, responses))
             if not args.allow_partial:
                 refuse_gaps(address)
-            questions = match_responses(questions, judged[address], address, ids, args.allow_partial)
-            if any(len(outputs) > 1 for outputs in judged[address].values()):
+            questions = match_responses(questions, responses, address, ids, args.allow_partial)
+            if any(len(outputs) > 1 for outputs in responses.values()):
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}

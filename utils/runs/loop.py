@@ -23,9 +23,9 @@ class Branch:
 
     Attributes:
         path: what tells the task from others, the same in every run: of each task from the method's to this one, a hash
-            of its function and its texts and numbers, and its number among tasks of the same parent that have the same
-            hash. The order alone would not do, because asyncio.as_completed makes tasks in any order. Lists and other
-            values that can change do not count: results may be added to them in the order in which they arrive.
+            of its function and its texts, numbers, lists and dicts, and its number among tasks of the same parent that
+            have the same hash. The order alone would not do, because asyncio.as_completed makes tasks in any order. A
+            list counts as it was when a task first had it: results may be added in the order in which they arrive.
         root: the branch of the method's own task.
         tasks: if this is the root, all tasks that the method has made and that still exist.
     """
@@ -33,6 +33,7 @@ class Branch:
     def __init__(self, path: tuple[str | int, ...] = (), place: tuple[int, ...] = (), root: "Branch | None" = None):
         self.path, self.root, self._place, self._number = path, root or self, place, 0
         self._same = Counter[str]()
+        self._first: dict[int, tuple[Any, str]] = {}  # by id: a value that can change, and its text at first
         self.tasks = WeakSet[asyncio.Task]()
 
     def next_place(self) -> tuple[int, ...]:
@@ -40,22 +41,27 @@ class Branch:
         self._number += 1
         return (*self._place, self._number - 1)
 
+    def fixed(self, value: Any) -> str:
+        """Return a text that tells texts, numbers, tuples, lists, sets and dicts apart; else it is the type's name."""
+        if isinstance(value, str | int | float | None):
+            return repr(value)
+        if type(value) is tuple:
+            return f"({', '.join(map(self.fixed, value))})"
+        if type(value) not in (list, set, dict):
+            return type(value).__name__
+        if id(value) not in self._first:
+            self._first[id(value)] = (value, type(value).__name__)  # for a value that contains itself
+            inner = list(map(self.fixed, value.items() if type(value) is dict else value))
+            self._first[id(value)] = (value, f"[{', '.join(sorted(inner) if type(value) is set else inner)}]")
+        return self._first[id(value)][1]
+
     def of_task(self, work: Any) -> "Branch":
         """Return the branch of a task that this one makes, which runs the coroutine `work`."""
         frame = getattr(work, "cr_frame", None)
-        given = sorted((name, _fixed(value)) for name, value in (frame.f_locals if frame else {}).items())
+        given = sorted((name, self.root.fixed(value)) for name, value in (frame.f_locals if frame else {}).items())
         digest = hashlib.sha256(f"{getattr(work, '__qualname__', '')} {given}".encode()).hexdigest()[:16]
         self._same[digest] += 1
         return Branch((*self.path, digest, self._same[digest]), self.next_place(), self.root)
-
-
-def _fixed(value: Any) -> str:
-    """Return a text that tells texts, numbers and tuples of these apart; of other values, it is the type's name."""
-    if isinstance(value, str | int | float | None):
-        return repr(value)
-    if type(value) is tuple:
-        return f"({', '.join(map(_fixed, value))})"
-    return type(value).__name__
 
 
 BRANCH: ContextVar[Branch | None] = ContextVar("branch", default=None)  # of the running task

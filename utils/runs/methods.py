@@ -87,18 +87,23 @@ class Method:
     answer: Callable[[Question, Ask], Any]
 
     def code(self) -> dict[str, str]:
-        """Return the SHA-256 of the method's file, and of each module beside it that it imports, by name."""
+        """Return the SHA-256 of each of `code_files`, by name."""
+        folder = self.path.resolve().parent
+        return {str(path.relative_to(folder)): file_hash(path) for path in self.code_files()}
+
+    def code_files(self) -> list[Path]:
+        """Return the method's file, the modules below its folder that are loaded, and those that these import."""
         file = self.path.resolve()
         files, left = set(), [file]
         if not ROOT.is_relative_to(file.parent):  # these may be imported in a way that the file's text does not show
             loaded = [Path(path).resolve() for module in [*sys.modules.values()] if (path := _path_of(module))]
-            left += [path for path in loaded if path.is_relative_to(file.parent) and "site-packages" not in path.parts]
+            left += [path for path in loaded if path.is_relative_to(file.parent) and not _is_pythons(path, file.parent)]
         while left:
             path = left.pop()
             if path not in files:
                 files.add(path)
                 left += imported_files(path, file.parent)
-        return {str(path.relative_to(file.parent)): file_hash(path) for path in sorted(files)}
+        return sorted(files)
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
         """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
@@ -165,6 +170,13 @@ def load_method(path: str) -> Method:
     except TypeError:
         raise UserError(f"--method {path}: `answer` must take two arguments, record and ask") from None
     return Method(file, answer)
+
+
+def _is_pythons(path: Path, folder: Path) -> bool:
+    """Return whether a file belongs to the Python installation, which may be below a method's folder."""
+    homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix)}
+    is_below = any(path.is_relative_to(home) and not folder.is_relative_to(home) for home in homes)
+    return is_below or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def _path_of(module: Any) -> str | None:

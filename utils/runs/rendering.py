@@ -17,6 +17,7 @@ from utils.generation.model import Model
 from utils.generation.thinking import opening_of
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.thoughts import CLOSING
+from utils.runs.loop import BRANCH
 
 # Names that no placeholder can have, because they are parameters of `Ask.__call__`.
 TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
@@ -145,11 +146,16 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
     If `parse` is None, the parser's value is the text itself.
     """
 
+    branch = BRANCH.get()
+
     def read(text: str, cut: bool) -> Parsed:
+        token = BRANCH.set(branch)  # so that a method's parser can no more disturb the run than the method can
         try:
             value = (writable(text).strip() or None) if parse is None else parse(text)
         except (Exception, SystemExit) as error:
             raise ParserError from error
+        finally:
+            BRANCH.reset(token)
         return (
             nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
         )

@@ -74,7 +74,7 @@ def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
             continue
         calls = made.get("calls")
         for role, model in stage.models.items():
-            asked = calls is None or calls.get(role, {}).get("num_calls")
+            asked = calls is None or calls.get(role, {}).get("prompt_tokens", 0) != 0  # None: the server reports none
             if asked and (store := model.completions.store).is_empty:
                 problem = f"is gone; it had the completions of {file.path}, which has to be made again"
                 remedy = "give the folder that has them (--completions), or --overwrite to request all of them again"
@@ -161,7 +161,7 @@ class Run:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
         self._in_a_row = Counter[str]()  # by role: records that the server failed to answer since its last answer
-        self._replies = {role: model.completions.requested for role, model in self.stage.models.items()}  # known so far
+        self._replies = {role: model.completions.replies for role, model in self.stage.models.items()}  # known so far
         self._problems: dict[str, str] = {}  # by role: the last problem with its server
         self._error: Exception | None = None  # the error that ends the run
 
@@ -296,9 +296,9 @@ class Run:
         """Count a call that has its result, from the store or from the role's server, which has answered then."""
         self._num_calls += 1
         self._servers.answered.add(role)
-        requested = self.stage.models[role].completions.requested
-        if requested != self._replies[role]:
-            self._replies[role], self._in_a_row[role] = requested, 0
+        replies = self.stage.models[role].completions.replies
+        if replies != self._replies[role]:
+            self._replies[role], self._in_a_row[role] = replies, 0
         if self.stage.many_calls:
             self._show(0, calls=self._num_calls)
 
