@@ -172,6 +172,14 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert asked.count(("A1", "B1")) == asked.count(("B1", "A1")) == 1
 
 
+def test_a_file_against_itself_shows_the_judges_position_bias(judging):
+    judging.server.reply = lambda request: Reply('{"better_response": 1}')
+    judging.data(1, 2)
+    same = judging.responses("same", q1="A1", q2="A2")
+    found = judging.run("pairwise", [same, same])
+    assert (found["wins"], found["ties"], found["losses"], found["position_swap_rate"]) == (0, 2, 0, 1)
+
+
 @pytest.mark.parametrize(("num_responses", "num_scores"), [(1, 1), (3, 1), (2, 2)])
 def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, num_scores):
     files = [*three_pairs(judging), judging.responses("third", q1="C1")][:num_responses]
