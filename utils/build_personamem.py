@@ -35,7 +35,7 @@ from utils.files.locks import Lock
 from utils.files.made import ALL_BUT_SCRIPT, Made, State, say_finished
 from utils.files.manifest import describe_run, noted_settings, publish, publishing
 from utils.files.output import Key, Piece, Pieces
-from utils.files.writing import write_synced
+from utils.files.writing import check_could_write, write_synced
 from utils.generation.chat import APIChat
 from utils.generation.engines import OpenAPI, open_api
 from utils.generation.local_chat import load_tokenizer
@@ -174,17 +174,17 @@ class PartFile(StageFile):
 
     def __init__(self, args: cli.Arguments, settings: dict[str, Any], name: str, records: Records):
         """`records`: by id, without the values of the step before."""
-        self.part, self._records = PARTS[name], records
-        keys = None if self.part.before else [(record_id,) for record_id in records]
+        self._part, self._records = PARTS[name], records
+        keys = None if self._part.before else [(record_id,) for record_id in records]
         super().__init__(str(Path(args.output_dir, f"{name}.json")), settings, args, keys)
-        self.unit = self.part.unit
+        self.unit = self._part.unit
 
     def records(self) -> Iterator[tuple[StageFile, Key, dict[str, Any]]]:
         """Yield the records, with the value of the step before as `made_from`; those that lack it are left out.
 
         The settings of the file get the hash of the file before.
         """
-        before = self.part.before
+        before = self._part.before
         if before:
             path = Path(self.path).with_name(f"{before}.json")
             values = inputs.read_values(path)
@@ -285,6 +285,8 @@ def assemble(args: cli.Arguments) -> None:
     if {file.check() for file in files} == {State.CURRENT}:
         say_finished(table)
         return
+    for path in paths:
+        check_could_write(path)
     locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": table_settings}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)

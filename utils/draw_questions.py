@@ -18,7 +18,7 @@ from utils.benchmarks.checks import Record
 from utils.cli import UserError
 from utils.cli.errors import counted
 from utils.files.file_hashes import file_hash
-from utils.files.made import Made, State, publish_together
+from utils.files.made import Made, State, publish_together, say_finished
 from utils.files.manifest import describe_run, read_manifest
 from utils.records.contexts import open_profile, reordered
 from utils.records.datasets import DatasetFile
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = made["settings"] | {"drawn": drawn}
     file = Made(path, settings, args.overwrite)
     if file.check() is State.CURRENT:
-        file.say_finished()
+        say_finished(path)
         return 0
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]

@@ -27,9 +27,8 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.cli.errors import counted, kind, named, quote
 from utils.cli.progress import announce
-from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.derived_files import add_overwrite_argument, derived, prepare_derived
 from utils.files.file_hashes import file_hash
-from utils.files.made import ALL_BUT_SCRIPT, Made
 from utils.files.manifest import describe_run
 from utils.files.writing import write_json
 from utils.parsing.plans import one_line
@@ -68,8 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
     posts = read_rows(args.posts, args.post_columns, "--post_columns", "author", "text")
-    file = Made(output, {"script": SCRIPT}, args.overwrite, ALL_BUT_SCRIPT)
-    with file.writing(describe_run(vars(args), {}, None)) as (staged, manifest):
+    with derived(output, SCRIPT, args.overwrite).writing(describe_run(vars(args), {}, None)) as (staged, manifest):
         write_json(staged, with_profiles(questions, posts, counts))
         hashes = {path: file_hash(path) for path in (args.questions, args.posts)}
         manifest |= {"settings": {"script": SCRIPT, "inputs": hashes}, "counts": counts}

@@ -45,6 +45,7 @@ from utils.files.manifest import describe_run
 from utils.records.datasets import read_questions
 from utils.records.responses import (
     CONTROLS_SCRIPT,
+    Responses,
     answers_to,
     are_answered,
     collect_responses,
@@ -53,8 +54,6 @@ from utils.records.responses import (
 )
 
 SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")
-
-Responses = dict[str, list[dict[str, Any]]]
 
 
 def build_parser() -> argparse.ArgumentParser:

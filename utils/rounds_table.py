@@ -20,10 +20,10 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.manifest import read_folder_manifest
-from utils.records.responses import read_responses
+from utils.records.responses import Responses, read_responses
 from utils.records.scores import metric_behind, read_scores
 from utils.tables.averages import compare_averages
-from utils.tables.best_of_n import Responses, are_rewards, in_order, read_rewards, read_sample_scores, split
+from utils.tables.best_of_n import are_rewards, in_order, read_rewards, read_sample_scores, split
 from utils.tables.formats import Cell, Table, to_markdown
 
 SCRIPT = "utils/rounds_table.py"

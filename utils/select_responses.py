@@ -27,9 +27,9 @@ from utils.files.derived_files import add_overwrite_argument
 from utils.files.file_hashes import file_hash
 from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
 from utils.files.manifest import describe_run, manifest_of, settings_of
-from utils.records.responses import are_answered, read_responses
+from utils.records.responses import Responses, are_answered, read_responses
 from utils.records.scores import Scores, metric_behind, strategy_in_words
-from utils.tables.best_of_n import Responses, read_sample_scores, split
+from utils.tables.best_of_n import read_sample_scores, split
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"

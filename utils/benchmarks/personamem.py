@@ -181,9 +181,10 @@ class MultipleChoice(Task):
             letter = self.output.parse(text, cut)
             return letter if letter.value is None else replace(letter, value=shown[LETTERS.index(letter.value)])
 
-        return await ask.record(
-            "rag" if args.rag else "none",
-            items=self.best_items(record, args.num_contexts if args.rag else None),
+        return await super().answer(
+            record,
+            ask,
+            args,
             values=self.values({**record, "options": options}),
             parse=parse,
             schema=self.output.schema,

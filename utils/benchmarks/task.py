@@ -156,15 +156,16 @@ class Task:
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
 
-    async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
+    async def answer(self, record: Record, ask: Any, args: Namespace, **more: Any) -> dict[str, Any]:
         """Answer the question alone, or with --rag after the asker's best posts (paper, figures 13 and 14).
 
-        Returns the record of a call of `ask`, which is an `Ask`. A benchmark that asks otherwise overrides this method.
+        Returns the record of a call of `ask`, which is an `Ask` and gets `more`. A benchmark that asks otherwise
+        overrides this method.
         """
         items = self.best_items(record, args.num_contexts if args.rag else None)
         if args.choose:
             return await ask.record(self.asked_prompt(args), items=items, options=self.options.texts(record))
-        return await ask.record("rag" if args.rag else "none", items=items)
+        return await ask.record("rag" if args.rag else "none", items=items, **more)
 
     def asked_prompt(self, args: Namespace) -> str:
         """Return the file of the prompt that `answer` uses, as `prompts.load_prompt` takes it."""

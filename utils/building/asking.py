@@ -49,7 +49,7 @@ class StepFile(StageFile):
     def __init__(self, args: Namespace, settings: dict[str, Any], question: Question, posts: "Posts"):
         """`posts`: the posts to ask about, or the file of the step before, whose outputs say which posts pass."""
         super().__init__(str(Path(args.output_dir, f"{question.step}.json")), settings, args)
-        self.question, self._posts, self.unit = question, posts, question.unit
+        self._question, self._posts, self.unit = question, posts, question.unit
         self.stand_in = {"value": question.stand_in}
         self.stand_in_note = f"upper bound, because {question.step} drops some posts"
 
@@ -61,7 +61,7 @@ class StepFile(StageFile):
     def passed(self) -> list[Record]:
         """Return the posts that the outputs let pass."""
         content = self.content()
-        return [post for post in self.posts() if content.get(post["id"], {}).get(self.question.field)]
+        return [post for post in self.posts() if content.get(post["id"], {}).get(self._question.field)]
 
     def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
         return ((self, text_key(post["id"], *asked_of(post).values()), post) for post in self.posts())
@@ -69,7 +69,7 @@ class StepFile(StageFile):
     def content(self) -> dict[str, Any]:
         return {
             key[0]: {
-                self.question.field: piece["value"],
+                self._question.field: piece["value"],
                 **{name: piece[name] for name in piece if name not in {"value", *FIGURES}},
             }
             for key, piece in self.in_order().items()
@@ -78,13 +78,13 @@ class StepFile(StageFile):
     def pieces_in_file(self) -> Pieces:
         content = read_json(self.path)
         return {
-            key: {"value": content[post["id"]][self.question.field]}
+            key: {"value": content[post["id"]][self._question.field]}
             for _, key, post in self.records()
             if post["id"] in content
         }
 
     def counts(self, content: dict[str, Any]) -> Counts:
-        return count_outputs(self.question, content)
+        return count_outputs(self._question, content)
 
 
 Posts = list[Record] | StepFile

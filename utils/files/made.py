@@ -42,10 +42,8 @@ class Made:
         return self._look()[0]
 
     def check(self) -> State:
-        """Return the state; UserError for a foreign file without `overwrite`, or one to make that cannot be written."""
+        """Return the state; UserError for a foreign file without `overwrite`."""
         state, problem = self._look()
-        if state is not State.CURRENT:
-            check_could_write(Path(self.path))
         if state is State.FOREIGN and not self.overwrite:
             raise UserError(f"{self.path}: {problem}\n  give another output, or --overwrite to replace it")
         return state
@@ -71,9 +69,6 @@ class Made:
         is_alike = not differences(made["settings"], self.settings) and manifest_of(path) is not None
         return (State.CURRENT if is_alike else State.STALE), ""
 
-    def say_finished(self) -> None:
-        say_finished(self.path)
-
     @contextmanager
     def writing(self, run: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Lock the file, and yield a temporary path for it and its manifest, which may be added to, as `publishing`.
@@ -81,23 +76,29 @@ class Made:
         `run`: from `describe_run`; the file's own settings take the place of its settings.
         """
         manifest = {**run, "settings": self.settings}
-        with locked(self.path), publishing(self.path, manifest) as staged:
+        with locked_and_checked(self), publishing(self.path, manifest) as staged:
             yield staged, manifest
+
+
+@contextmanager
+def locked_and_checked(*files: Made) -> Iterator[None]:
+    """Lock these files for writing; UserError if one is foreign or cannot be written."""
+    for made in files:
+        check_could_write(Path(made.path))
+        made.check()
+    with locked(*(made.path for made in files)):
+        for made in files:  # again, because another process may have written it before it let go of the lock
+            made.check()
+        yield
 
 
 def publish_together(contents: Mapping[Made, Any], run: dict[str, Any]) -> None:
     """Write JSON files that belong together, with manifests, or none of them if one is foreign.
 
-    An iterator's items are written as a list.
-
-    `run`: from `describe_run`; each file's own settings take the place of its settings.
+    An iterator's items are written as a list. `run` is from `describe_run`; each file's own settings take the place of
+    its settings.
     """
-    for made in contents:
-        check_could_write(Path(made.path))
-        made.check()
-    with locked(*(made.path for made in contents)):
-        for made in contents:  # again, because another process may have written it before it let go of the lock
-            made.check()
+    with locked_and_checked(*contents):
         for made, content in contents.items():
             publish(made.path, content, {**run, "settings": made.settings})
 

@@ -17,7 +17,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.errors import counted
 from utils.files.locks import Lock, check_free
-from utils.files.made import Made, State
+from utils.files.made import Made, State, say_finished
 from utils.files.manifest import describe_run, manifest_of, publishing, read_manifest
 from utils.files.writing import check_could_write, write_json
 
@@ -233,7 +233,7 @@ class MadeFile(Made):
 
     def report_finished(self) -> None:
         """Print that the file is finished and how many pieces are unusable."""
-        self.say_finished()
+        say_finished(self.path)
         made = read_manifest(self.path)
         if unusable := made.get("unusable"):
             problem = f"{unusable} of {counted(made['pieces'], self.noun)} unusable"

@@ -25,6 +25,8 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds
 from utils.records.tables import is_table, table_rows
 
+Responses = dict[str, list[dict[str, Any]]]  # the content of a response file, or of a file of plans
+
 CONTROLS_SCRIPT = "utils/make_controls.py"
 UNUSABLE = "unusable_calls"  # field with the unusable calls and all calls of a method's models, by role
 WITHOUT_PROFILE = "answers for users without a profile"  # count of answers by RAG that no post could help

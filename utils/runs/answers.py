@@ -21,11 +21,10 @@ from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import Needs, read_questions, read_task, select_questions
-from utils.records.responses import WITHOUT_PROFILE, collect_responses, count_responses
+from utils.records.responses import WITHOUT_PROFILE, Responses, collect_responses, count_responses
 from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 
-Responses = dict[str, list[dict[str, Any]]]
 Method = Callable[..., Awaitable[Piece]]  # of a record, its `Ask`, and after another stage, that stage's piece
 
 
@@ -52,7 +51,20 @@ class Dataset:
         return {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
 
 
-class ResponseFile(StageFile):
+class QuestionFile(StageFile):
+    """A file with a piece for each answer to a dataset's questions: the answer itself, or its plan."""
+
+    def __init__(self, dataset: Dataset, path: str, settings: dict[str, Any], *given: Any, **figures: Any):
+        """`given`: keys and pieces, as for a `MadeFile`."""
+        super().__init__(path, settings, dataset.args, *given, dataset=dataset.path, **figures)
+        self._dataset = dataset
+
+    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
+        """Yield file, key and record of each piece, for a `Stage`."""
+        return ((self, key, record) for key, record in self._dataset.questions.items())
+
+
+class ResponseFile(QuestionFile):
     """Answers to the questions of a dataset: `{question id: [{"output": text or null, ...}, ...]}`.
 
     With `shows_posts`, the prompts have posts, and answers to askers without posts are counted.
@@ -75,15 +87,11 @@ class ResponseFile(StageFile):
             reads_now: read the dataset now. Needed after another stage: then the file is made again if that one is.
         """
         keys = dataset.questions if reads_now else None
-        super().__init__(path or dataset.output_addr, settings, dataset.args, keys, dataset=dataset.path, **figures)
-        self._dataset, self._shows_posts = dataset, shows_posts
+        super().__init__(dataset, path or dataset.output_addr, settings, keys, **figures)
+        self._shows_posts = shows_posts
 
     def content(self) -> Responses:
         return collect_responses(self._dataset.records, self.in_order())
-
-    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
-        """Yield file, key and record of each answer, for a `Stage`."""
-        return ((self, key, record) for key, record in self._dataset.questions.items())
 
     def usable_before_and_now(self, made: dict[str, Any]) -> tuple[int, int]:
         """As in the base class, but answers to questions that the existing file lacks do not count."""

@@ -37,7 +37,7 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     left = unfinished(stages, args)
     running = to_run(stages, left)
     for stage in running:
-        refuse_deleted_store(stage, args)
+        refuse_deleted_store(stage, stage.files, args)
     if args.dry_run:
         with ExitStack() as opened:
             for stage in running:

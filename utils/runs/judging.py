@@ -26,6 +26,7 @@ from utils.generation.scoring import split_shared
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records.datasets import select_questions
 from utils.records.responses import (
+    Responses,
     answers_to,
     as_read,
     default_metric,
@@ -43,9 +44,6 @@ COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscor
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
 ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
 MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
-
-
-Responses = dict[str, list[dict[str, Any]]]
 
 
 class Request(NamedTuple):

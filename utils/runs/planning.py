@@ -1,17 +1,16 @@
 """Everything in planpers.py except its method: where plans come from, and the files they are written to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils import cli
-from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import counted, first_five
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import folder_settings, noted_settings
-from utils.files.output import Key, Pieces
+from utils.files.output import Pieces
 from utils.generation.chat import Chat
 from utils.generation.engines import choose_model
 from utils.generation.local_chat import open_local_chat
@@ -19,9 +18,8 @@ from utils.generation.model import Model
 from utils.generation.requests import SAMPLED
 from utils.generation.thinking import template_variables
 from utils.parsing import plans as parsing
-from utils.records.responses import collect_responses, read_plans
-from utils.runs.answers import Dataset, Method, ResponseFile, Responses
-from utils.runs.files import StageFile
+from utils.records.responses import Responses, collect_responses, read_plans
+from utils.runs.answers import Dataset, Method, QuestionFile, ResponseFile
 from utils.runs.stage import Stage
 
 # With --dry_run, the aspects of every plan that does not exist yet; real plans have about as many words.
@@ -105,7 +103,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
-class PlansFile(StageFile):
+class PlansFile(QuestionFile):
     """Plans for the answers to a dataset: `{question id: [{"aspects": [title, ...] or null, ...}, ...]}`."""
 
     unit = "plans"
@@ -113,9 +111,8 @@ class PlansFile(StageFile):
 
     def __init__(self, dataset: Dataset, settings: dict[str, Any], given: Pieces, lead_in: str | None):
         """`given`: plans that need not be made."""
-        path = f"{dataset.output_addr}.plans.json"
-        super().__init__(path, settings, dataset.args, dataset.questions, given, dataset.path)
-        self._dataset, self._lead_in = dataset, lead_in
+        super().__init__(dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions, given)
+        self._lead_in = lead_in
         self.stand_in = parsing.gold_plan(STAND_IN, lead_in)
 
     def content(self) -> Responses:
@@ -123,9 +120,6 @@ class PlansFile(StageFile):
 
     def pieces_in_file(self) -> Pieces:
         return parsing.plans_by_key(read_plans(self.path), self._lead_in)
-
-    def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
-        return ((self, key, record) for key, record in self._dataset.questions.items())
 
     def counts(self, content: Responses) -> dict[str, int]:
         plans = [piece["value"] for piece in self.pieces.values() if piece["value"]]

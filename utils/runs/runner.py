@@ -60,14 +60,14 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI) -> 
     return runs
 
 
-def refuse_deleted_store(stage: Stage, args: Arguments) -> None:
+def refuse_deleted_store(stage: Stage, files: Sequence[StageFile], args: Arguments) -> None:
     """Raise UserError if an output would be made again but completions are gone: they would be paid for again.
 
     An output whose keys are not known yet may prove to be finished, so it is not refused.
     """
     if args.overwrite or args.cached_only:
         return
-    for file in stage.files:
+    for file in files:
         is_known = not (file.finished or file.is_shard or file.keys is None)
         made = manifest_of(file.path) if is_known else None
         if made is None or made.get("tokens", {}).get("prompt_tokens") == 0:
@@ -174,7 +174,7 @@ class Run:
         for file in unknown:
             if file.is_finished():
                 file.load()
-        refuse_deleted_store(self.stage, self._args)
+        refuse_deleted_store(self.stage, unknown, self._args)
         self.made = self.stage.made
         self.left = {
             (file, key): record

@@ -8,12 +8,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from math import comb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.files.manifest import differences, noted_settings, settings_of
+from utils.records.responses import Responses
 from utils.records.scores import Scores, read_scores
 from utils.tables.comparable import check_same_judge
 from utils.tables.formats import few
@@ -83,7 +84,6 @@ def make_curve(judged: Sequence[Scores], chosen_by: Sequence[Scores], lower_is_b
 
 
 COMBINED = "utils/combine_scores.py"
-Responses = dict[str, list[dict[str, Any]]]
 
 
 def split(responses: Responses) -> list[Responses]:
