@@ -21,6 +21,7 @@ question and posts alone (docs/evaluation.md describes all of these):
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from utils import cli
 from utils.benchmarks import metric_names, task_of
@@ -44,7 +45,7 @@ from utils.runs.judging import (
     settings_of_judge,
 )
 from utils.runs.stage import Stage
-from utils.scoring.verdicts import expected_value, no_answer
+from utils.scoring.verdicts import no_answer
 
 
 def build_parser() -> cli.FlagParser:
@@ -129,13 +130,7 @@ def prepare(args: cli.Arguments) -> Stage:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
         if not all(answered := are_answered(request.outputs)):
             return no_answer(answered)
-        if metric.judge.output is None:
-            return await ask.rewarded(metric.judge, model.prompt, request.record, request.outputs[0], "judge")
-        if args.verdicts:
-            begin, options = model.options
-            likelihoods = {"begin": begin, "options": options, "expected_value": expected_value}
-            return await ask.messages(model.messages(request), metric.judge.output, **likelihoods)
-        return await ask.messages(model.messages(request), metric.judge.output)
+        return await ask.steps.send("judge", partial(model.call, ask.steps.key, request))
 
     async def compute(request: Request, ask: Ask) -> Piece:
         """Compute a score from the response and the reference."""

@@ -32,7 +32,7 @@ def make_stage(calls, model, pieces, unit="answers", role="generator", after=Non
     """Return a stage that makes these calls; a function among them returns its call when it is due."""
 
     async def send(call, ask):
-        return await ask.send(role, lambda: call() if callable(call) else call)
+        return await ask.steps.send(role, lambda: call() if callable(call) else call)
 
     def records():
         for number, call in enumerate(calls):

@@ -259,12 +259,12 @@ async def _answer(
     """Return a record's value, the counts of dropped parts, and the figures of its calls."""
     asking = Asking(ask, args, prompts)
     value = await make(asking, record)
-    roles = dict.fromkeys(role for role, _ in ask.calls)
-    calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
+    roles = dict.fromkeys(role for role, _ in ask.steps.calls)
+    calls = {role: sum_calls(call for name, call in ask.steps.calls if name == role) for role in roles}
     piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
     if not value:  # for the report on unusable records
         piece["reason"] = next(iter(asking.dropped), "nothing was left")
-        piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
+        piece |= {name: ask.steps.calls[-1][1].get(name) for name in ("attempts", "raw")}
     return piece
 
 

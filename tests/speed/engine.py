@@ -35,8 +35,9 @@ from utils.runs.ask import Ask
 from utils.runs.files import StageFile
 from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
 from utils.runs.rendering import Prompts, make_call
-from utils.runs.runner import Run, Servers
+from utils.runs.runner import Pass, Servers
 from utils.runs.stage import Stage
+from utils.runs.tally import Tally
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -178,14 +179,14 @@ async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[fl
     """Return the seconds for these calls through the runner, and their records."""
 
     async def send(call: Call, ask: Ask) -> dict[str, Any]:
-        return await ask.send("generator", lambda: call)
+        return await ask.steps.send("generator", lambda: call)
 
     file = StageFile(f"{tempfile.mkdtemp()}/calls.json", {}, model.flags, [call.key for call in calls])
     file.unit = "calls"
     stage = Stage(TASK, lambda: ((file, call.key, call) for call in calls), send, [file], {"generator": model})
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await Run(stage, model.flags, Servers()).go({"generator": engine})
+    await Pass(Tally(stage), {"generator": engine}, Servers(), model.flags).go()
     return time.perf_counter() - started, list(file.pieces.values())
 
 

@@ -171,7 +171,7 @@ class MultipleChoice(Task):
     """
 
     async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
-        number = ask.key[1]
+        number = ask.sample
         if args.choose or not number or "options" not in self.values(record):
             return await super().answer(record, ask, args)
         shown = order_of_options(record["id"], number, args.seed or 0)

@@ -33,7 +33,7 @@ async def answer(record, ask):
     candidates = await ask("rag", items=posts, n=int(ask.settings.get("n", 8)), temperature=1.0)
     judge, marks = ask.settings.get("judge", "generator"), {}
     for candidate in dict.fromkeys(candidates):
-        if candidate is not None and ask.model(judge).gives_rewards:
+        if candidate is not None and ask.steps.model(judge).gives_rewards:
             marks[candidate] = await ask.reward(candidate, model=judge)
         elif candidate is not None:
             options = {"candidate": candidate, "model": judge, "max_tokens": 8, "temperature": 0.0}

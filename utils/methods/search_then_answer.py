@@ -49,7 +49,7 @@ def join(searches, record):
 
 
 async def answer(record, ask):
-    if ask.settings.get("bare") == "first" and ask.key[1] == 0:
+    if ask.settings.get("bare") == "first" and ask.sample == 0:
         return await ask("rag", items=record.best(ask.num_contexts))
     dialogue, values, searches = FIRST, {}, []
     for number in (1, 2, 3, 4):

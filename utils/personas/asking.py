@@ -25,7 +25,7 @@ class Asking:
     """
 
     def __init__(self, ask: Ask, args: Namespace, prompts: Mapping[str, Prompt]):
-        self.id: str = ask.key[0]
+        self.id: str = ask.steps.key[0]
         self.seed: int = args.seed
         self.values: dict[str, str] = {}
         self.dropped: Counter[str] = Counter()

@@ -1,30 +1,26 @@
 """`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse."""
 
 import asyncio
-import functools
 import json
 import random
-import sys
-from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from prompts import History, Messages, Prompt
+from prompts import History
 from retrieval.search import MOST, Searched
 from utils.benchmarks.checks import Record
-from utils.benchmarks.metric import Judge, Parser
-from utils.benchmarks.metric import Output as Form
-from utils.files.output import Key, Piece
+from utils.benchmarks.metric import Parser
+from utils.files.output import Piece
 from utils.generation.calls import Call
+from utils.generation.completions import NotStoredError
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items
-from utils.runs.loop import without_branch
-from utils.runs.rendering import make_call
-from utils.runs.steps import SHARED, Steps, Surroundings
+from utils.runs.rendering import call_for_reward, make_call
+from utils.runs.steps import SHARED, Found, Steps
 
 
 class Items(list[str]):
@@ -35,42 +31,33 @@ class Items(list[str]):
         self.ids = ids
 
 
-class Ask(Steps):
+class Ask:
     """The `ask` of one record's method.
 
     Attributes:
         num_contexts: --num_contexts.
         settings: --set NAME=VALUE, by name.
-        notes: what `note` has added.
-        random: a random number generator, with the same seed for this record on every run.
+        sample: the number of this answer to the question, from 0 (--num_generated_outputs).
+        steps: the record's calls and searches.
     """
 
-    def __init__(self, record: Record, key: Key, around: Surroundings):
-        super().__init__(key, around)
-        self._record = record
-        self.num_contexts = vars(around.args).get("num_contexts", 0)
-        self.settings = dict(vars(around.args).get("set") or [])
-        self.notes: dict[str, Any] = {}
-        self._held: dict[str, None] = {}  # items and values in this record's prompts; a dict, to keep their order
+    def __init__(self, record: Record, steps: Steps):
+        self.steps, self._record, self._stage = steps, record, steps.around.stage
+        args = vars(steps.around.args)
+        self.num_contexts, self.settings = args.get("num_contexts", 0), dict(args.get("set") or [])
+
+    @property
+    def sample(self) -> int:
+        return self.steps.key[1]
 
     @cached_property
     def random(self) -> random.Random:
-        return random.Random(repr((self._around.args.seed, self.key)))
-
-    @property
-    def posts_shown(self) -> list[int]:
-        """The indexes of the profile's posts whose texts were in this record's prompts, in ascending order."""
-        profile = self._record.get("profile")
-        if not isinstance(profile, list):  # a history that many questions share
-            return []
-        held, task = "\n".join(self._held), self._around.task
-        forms = [form for form in (task.item_template, task.item_text) if form]
-        texts = [[text for form in forms if (text := form(item).strip())] for item in profile]
-        return [place for place, forms in enumerate(texts) if any(text in held for text in forms)]
+        """A random number generator with the same seed for this record on every run."""
+        return random.Random(repr((self.steps.around.args.seed, self.steps.key)))
 
     @cached_property
     def _searched(self) -> Searched:
-        return self._around.search.open(self._record)
+        return self._stage.search.open(self._record)
 
     async def __call__(
         self,
@@ -100,7 +87,7 @@ class Ask(Steps):
             stop: texts at which the model's text ends; the returned text does not include them.
             values: texts for the other names in braces.
         """
-        await self._unless_over()
+        await self.steps.unless_over()
         if n is not None:
             if type(n) is not int or n < 1:
                 raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
@@ -129,8 +116,8 @@ class Ask(Steps):
         counts. None if the prompt is too long, or the model gives a text no likelihood. The other arguments are as in
         `ask`. ValueError for a model that thinks, and for an API model: APIs do not return such likelihoods.
         """
-        await self._unless_over()
-        chooser = self.model(model or next(iter(self._around.models)))
+        await self.steps.unless_over()
+        chooser = self.steps.model(model)
         if not hasattr(chooser.chat, "render_option"):
             raise ValueError(
                 f"ask.choose: APIs do not return the likelihood of a given text, and {chooser.addr} is served by an API"
@@ -154,8 +141,8 @@ class Ask(Steps):
             exclude: items to leave out: ids, or the result of a search. Of a longer profile, only the query's best 100
                 items are considered.
         """
-        await self._unless_over()
-        if self._around.search is None:
+        await self.steps.unless_over()
+        if self._stage.search is None:
             raise ValueError("ask.search: only methods of baselines.py --method can search")
         if not isinstance(query, str):
             raise ValueError(f"ask.search: the query is {query!r}; give a text")
@@ -169,15 +156,22 @@ class Ask(Steps):
             excluded = self._searched.places(exclude.ids if isinstance(exclude, Items | History) else exclude)
         except ValueError as error:
             raise ValueError(f"ask.search: exclude: {error}") from None
-        query, step = writable(query), await self._begin_step()
-        task = without_branch(self._around.search.order(self._searched, query))
-        task.add_done_callback(partial(self._land, "search", None))
-        (order, shares_words), profile = await self._result(task), self._record["profile"]
-        best = [place for place in order if place not in excluded][:k]
-        best_ids = [self._searched.ids[place] for place in best]
-        self._steps[step] = {"query": query, "ids": best_ids, **({} if shares_words else {"no_shared_words": True})}
-        items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
-        return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
+        query = writable(query)
+
+        async def find() -> Found:
+            try:
+                order, shares_words = await self._stage.search.order(self._searched, query)
+            except NotStoredError:
+                self.steps.lacking.append(("search", None))
+                raise
+            best = [place for place in order if place not in excluded][:k]
+            line = {"query": query, "ids": [self._searched.ids[place] for place in best]}
+            return Found(best, line if shares_words else line | {"no_shared_words": True})
+
+        places, line = await self.steps.run("search", find)
+        shown = {**self._record, "profile": first_items(self._record["profile"], places)}
+        items = self._stage.task.best_items(shown, len(places))
+        return replace(items, ids=line["ids"]) if isinstance(items, History) else Items(items, line["ids"])
 
     async def record(
         self,
@@ -193,42 +187,23 @@ class Ask(Steps):
 
         `is_shared`: if several records make this call, it is requested and counted once, and all get the same text.
         """
-        around, role, key = self._around, model or next(iter(self._around.models)), SHARED if is_shared else self.key
-        chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
+        steps, task, key = self.steps, self._stage.task, SHARED if is_shared else self.steps.key
+        chosen, texts = steps.model(model), {name: str(value) for name, value in values.items()}
         items = _kept(items)
         shown = items if isinstance(items, History) else list(items)
+        role = model or next(iter(self._stage.models))
         if chosen.gives_rewards:
             raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
         same = hash(repr((key, role, prompt, texts, shown, more.get("overrides"), more.get("options"))))
-        numbered = self._number(same, is_shared)
+        numbered, prompts = steps.number(same, is_shared), steps.around.prompts
 
         def make() -> Call:
-            return numbered(
-                make_call(around.task, around.prompts, self._record, key, chosen, prompt, items, values, **more)
-            )
+            return numbered(make_call(task, prompts, self._record, key, chosen, prompt, items, values, **more))
 
-        record = await self.send(role, make)
+        record = await steps.send(role, make)
         used = [] if isinstance(items, History) else shown[: record.get("num_contexts_used", 0)]
-        self._held |= dict.fromkeys(map(str, (*used, *values.values())))
+        steps.shown |= dict.fromkeys(map(str, (*used, *values.values())))
         return record
-
-    async def messages(self, messages: Messages, form: Form, begin: array | None = None, **fields: Any) -> Piece:
-        """Send messages to the first model and return the call's record. Messages that are too long are not sent.
-
-        Args:
-            begin: token ids with which the output begins; they are put at the end of the prompt.
-            fields: further fields of the `Call`.
-        """
-        role, model = next(iter(self._around.models.items()))
-
-        def make() -> Call:
-            prompt, policy = model.chat.render(messages), replace(model.policy, schema=form.schema)
-            prompt = prompt + begin if begin else prompt
-            if (length := model.chat.length(prompt)) > model.window.length - model.window.max_tokens:
-                return Call(self.key, None, form.parse, policy, {"reason": f"a prompt of {length} tokens is too long"})
-            return Call(self.key, prompt, form.parse, policy, **fields)
-
-        return await self.send(role, make)
 
     async def reward(self, response: str, model: str) -> float | None:
         """Return the reward of a response, which the model reads after the best --num_contexts posts and the question.
@@ -236,50 +211,22 @@ class Ask(Steps):
         None if the reward is not a finite number, or the dialogue is too long. ValueError if a local model is not a
         classifier, or the benchmark has no prompt for rewards.
         """
-        around, record, chosen = self._around, self._record, self.model(model)
-        metric = around.task.metrics.get("reward")
+        steps, record, task = self.steps, self._record, self._stage.task
+        chosen, metric = steps.model(model), task.metrics.get("reward")
         if metric is None or not (chosen.gives_rewards or chosen.flags.openai):
-            problem = f"{model} is not a reward model" if metric else f"{around.task.name} has no prompt for rewards"
+            problem = f"{model} is not a reward model" if metric else f"{task.name} has no prompt for rewards"
             raise ValueError(f"ask.reward: {problem}")
         shown = {**record, "profile": record["profile"][: self.num_contexts]}
-        prompt = around.prompts[metric.judge.prompt]
-        return (await self.rewarded(metric.judge, prompt, shown, response, model))["value"]
-
-    async def rewarded(self, judge: Judge, prompt: Prompt, record: Record, response: str, role: str) -> Piece:
-        """Have a reward model judge a dialogue that ends with the response; return the call's record.
-
-        The profile's last posts are left out until the dialogue fits; `num_contexts_used` is the number that is left.
-        The value is None if the dialogue does not even fit without posts.
-        """
-        model = self.model(role)
-        if model.flags.openai:
-            _note_padding(model.addr)
-
-        def make() -> Call:
-            for number in range(len(record["profile"]), -1, -1):
-                messages = judge.messages(prompt, {**record, "profile": record["profile"][:number]}, [response], 0)
-                rendered = model.chat.render_dialogue(messages)
-                if model.chat.length(rendered) < model.window.length:
-                    break
-            else:
-                rendered = None
-            fields = {"num_contexts_used": number}
-            return Call(self.key, rendered, writable, model.policy, fields, messages, is_rewarded=True)
-
-        return await self.send(role, make)
+        prompt = steps.around.prompts[metric.judge.prompt]
+        call = partial(call_for_reward, chosen, steps.key, metric.judge, prompt, shown, response)
+        return (await steps.send(model, call))["value"]
 
     def note(self, **fields: Any) -> None:
         """Add a copy of these fields to the `notes` of the answer's record in the output file."""
         # Encoded now, so that an error names the method's line whose value is not JSON.
-        self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
+        self.steps.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
 
 
 def _kept(items: Iterable[str] | History) -> Sequence[str] | History:
     """Return items that can be read more than once, as a generator cannot."""
     return items if isinstance(items, Sequence | History) else list(items)
-
-
-@functools.cache
-def _note_padding(addr: str) -> None:
-    what = "if its padding token ends a dialogue, the server's rewards are not those of transformers"
-    print(f"note: {addr}: {what}, as they are of a local model (docs/evaluation.md)", file=sys.stderr)

@@ -1,20 +1,18 @@
 """The driver of every script that asks a model: check the outputs, then make what they lack, or only count it."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 from utils import cli
 from utils.cli import Arguments
 from utils.cli.errors import counted, first_five, printable
-from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
-from utils.runs.dry_run import describe_machine, describe_run
-from utils.runs.loop import Loop
+from utils.runs.dry_run import describe_requests
 from utils.runs.publishing import report_shard
-from utils.runs.runner import Run, Servers, make_pieces, open_for, refuse_deleted_store
+from utils.runs.runner import make_pieces
 from utils.runs.stage import Place, Stage, models_of
+from utils.runs.tally import Tally
 from utils.runs.trace import check_trace, has_trace
 
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
@@ -37,18 +35,18 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     left = unfinished(stages, args)
     running = to_run(stages, left)
     for stage in running:
-        refuse_deleted_store(stage, stage.files, args)
-    if args.dry_run:
-        with ExitStack() as opened:
-            for stage in running:
-                opened.enter_context(open_for(stage))
-            return count_requests(stages, running, args)
-    for file in (file for stage in stages for file in stage.files if file.finished):
-        file.report_finished()
-    if not left:
-        return 0
+        stage.refuse_deleted_store(stage.files, args)
+    if not args.dry_run:
+        for file in (file for stage in stages for file in stage.files if file.finished):
+            file.report_finished()
+        if not left:
+            return 0
     for model in models_of(running).values():
         model.load()
+    if args.dry_run:
+        tallies = make_pieces(running, args, open_api)
+        describe_requests(stages, tallies, args)
+        return max([0, *(report_raised(tally.raised) for tally in tallies)])
     for stage in running:
         if stage.search is not None:
             stage.search.check()
@@ -58,9 +56,9 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
             locks.callback(file.close)
             if vars(args).get("trace") and not file.is_shard:
                 check_trace(file)
-        runs = make_pieces(running, args, open_api)
+        tallies = make_pieces(running, args, open_api)
     report_shard(args, [file.path for stage in running for file in stage.files])
-    return report(runs)
+    return report(tallies)
 
 
 def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
@@ -93,57 +91,19 @@ def has_pieces(stage: Stage) -> bool:
     return any(file.pieces for file in stage.files)
 
 
-def count_requests(stages: Sequence[Stage], running: Sequence[Stage], args: Arguments) -> int:
-    """Print what the stages would still request (--dry_run); return the exit code, which is 1 if a method raised."""
-    servers, rows, incomplete, codes = Servers(), [], [], [0]
-    for stage in stages:
-        paths = [file.path for file in stage.files]
-        if stage not in running:
-            print(f"{', '.join(paths)}: finished, 0 requests")
-            continue
-        if stage.after in incomplete and stage.after.files[0].stand_in is None:
-            print(f"{', '.join(paths)}: not counted, because {stage.after.files[0].path} is not complete")
-            incomplete.append(stage)
-            continue
-        for model in stage.models.values():
-            model.load()
-        run = Run(stage, args, servers)
-        with closing(Loop()) as loop:
-            loop.run(run.go({}, is_dry=True))
-        describe_run(stage, run.lacking, run.lacking_searches, run.calls, run.total, len(run.left))
-        rows += [lacking.row(role, stage.unit, paths) for role, lacking in run.lacking.items()]
-        codes.append(report_raised(run.raised))
-        if stage.after in incomplete and stage.after.files[0].stand_in_note:
-            print(f"  {stage.after.files[0].stand_in_note}")
-        if run.left:
-            incomplete.append(stage)
-        for file, key in run.left:
-            if file.stand_in:
-                file.add(key, file.stand_in)
-    costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
-    tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    more = ", and more for requests that depend on answers" if any(stage.many_calls for stage in incomplete) else ""
-    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
-    models = list(models_of(running).values())
-    describe_machine(models[0].flags if models else args, models, stages[0].files[0].path, running)
-    if isinstance(args.dry_run, str):
-        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
-    return max(codes)
-
-
 def are_complete(stages: Sequence[Stage]) -> bool:
     """Return whether all outputs have all their pieces; called after `run_stages`."""
     files = [file for stage in stages for file in stage.files]
     return all(file.finished or (file.keys is not None and not file.missing()) for file in files)
 
 
-def report(runs: Sequence[Run]) -> int:
+def report(tallies: Sequence[Tally]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
     # A finished file has nothing new to report, and commands that depend on it can run.
-    new = [file for run in runs for file in run.made if not file.finished]
+    new = [file for tally in tallies for file in tally.made if not file.finished]
     codes = [max(file.report_failed(), int(file.is_kept)) for file in new]
-    codes += [report_raised(run.raised) for run in runs]
-    missing = {run.stage: sum(len(file.missing()) for file in run.made) - len(run.raised) for run in runs}
+    codes += [report_raised(tally.raised) for tally in tallies]
+    missing = {tally.stage: sum(len(file.missing()) for file in tally.made) - len(tally.raised) for tally in tallies}
     for stage, number in missing.items():
         # A record without a piece here usually lacks one in the later stage too, which reports it.
         if not any(missing[other] for other in missing if other.after is stage):

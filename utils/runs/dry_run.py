@@ -1,17 +1,17 @@
 """--dry_run: a run without engines counts the completions that the store lacks and the command would pay for."""
 
+import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
+from utils.cli import Arguments
 from utils.cli.errors import counted, named, printable
-from utils.files.output import Piece
-from utils.generation.calls import Call, prices_of
+from utils.files.writing import write_atomically
 from utils.generation.local_chat import LocalChat
 from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
-from utils.runs.stage import Place, Stage
+from utils.runs.stage import Stage, models_of
+from utils.runs.tally import Tally
 
 # Disk space per token: an answer of 2048 tokens has about 10 kB, the store and the output keep its raw text, the output
 # also the parsed answer, and the output is first written under a temporary name. Higher token limits are for thoughts,
@@ -21,102 +21,51 @@ FIELDS_BYTES = 1000  # of a piece, without its texts
 NUM_IDS = 5  # how many ids of questions with too long prompts are printed
 
 
-@dataclass
-class Lacking:
-    """Requests to one model that the store has no completions for."""
+def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: Arguments) -> None:
+    """Print what stages would still request; with --dry_run FILE, write it also to that file.
 
-    model: Model
-    lengths: list[int] = field(default_factory=list)  # of the prompts, in tokens
-    num_options: int = 0  # texts whose likelihood is asked for
-    num_dropped: int = 0  # posts left out for length
-    num_cut: int = 0  # prompts whose last post, or question, was cut
-    most_requests: int = 0  # if every call needs all its retries
-    most_tokens: int = 0  # of all outputs together, without retries
-
-    def add(self, call: Call) -> None:
-        self.lengths.append(self.model.chat.length(call.prompt))
-        self.num_options += len(call.options or ())
-        self.num_dropped += call.record.get("num_contexts_dropped", 0)
-        self.num_cut += bool(call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False))
-        writes = not (call.options or call.is_rewarded)
-        self.most_requests += call.policy.max_retries + 1 if writes else 1
-        self.most_tokens += call.policy.max_tokens if writes else 0
-
-    def cost(self) -> tuple[float, float] | None:
-        """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
-        if (prices := prices_of(self.model.flags)) is None:
-            return None
-        prompts = sum(self.lengths) * prices.input / 1e6
-        return prompts, prompts + self.most_tokens * prices.output / 1e6
-
-    def row(self, role: str, unit: str, paths: list[str]) -> dict[str, Any]:
-        """Return the figures for the file of --dry_run FILE."""
-        flags, cost = self.model.flags, self.cost()
-        return {
-            "outputs": paths,
-            "unit": unit,
-            "role": role,
-            "model": self.model.addr,
-            "is_local": not flags.openai,
-            "requests": len(self.lengths),
-            "prompt_tokens": sum(self.lengths),
-            "longest_prompt": max(self.lengths, default=0),
-            "most_output_tokens": self.most_tokens,
-            "options": self.num_options,
-            "max_model_len": self.model.window.length,
-            "cost_usd": cost and {"prompts": cost[0], "most": cost[1]},
-        }
-
-    def describe(self, role: str) -> str:
-        number, longest = len(self.lengths), max(self.lengths, default=0)
-        text = f"  {role}: {counted(number, 'request')}, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
-        if not number:
-            return text
-        text += f", longest prompt {longest}"
-        if self.num_options:
-            return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
-        if not self.most_tokens:
-            return f"{text}; {counted(number, 'dialogue')} to score, no text is generated"
-        most = round(self.most_tokens / number)
-        text += f"; at most {most} tokens per output, {counted(self.most_requests, 'request')} with retries"
-        if (cost := self.cost()) is not None:
-            text += f"\n    {cost[0]:.4f} USD for the prompts, at most {cost[1]:.4f} with the outputs"
-            text += f", {cost[1] * self.most_requests / number:.4f} with retries"
-        return text
-
-
-def describe_run(
-    stage: Stage,
-    lacking: Mapping[str, Lacking],
-    lacking_searches: int,
-    calls: Mapping[Place, Sequence[tuple[str, Piece]]],
-    num_records: int,
-    num_left: int,
-) -> None:
-    """Print what a stage lacks, after a run without engines.
-
-    Args:
-        lacking: the requests to each role's model.
-        lacking_searches: the number of searches that would need the encoder.
-        calls: role and call record of each call that needs no request, by the record's place.
-        num_left: how many of the records need requests.
+    `tallies` are those of the stages that would run.
     """
-    names = ", ".join(file.path for file in stage.files)
-    print(f"{names}: {num_left} of {counted(num_records, stage.files[0].noun)} to request")
-    for role, requests in lacking.items():
+    rows, tally_of = [], {tally.stage: tally for tally in tallies}
+    for stage in stages:
+        names, after = ", ".join(file.path for file in stage.files), tally_of.get(stage.after)
+        if stage not in tally_of:
+            print(f"{names}: finished, 0 requests")
+        elif tally_of[stage].left is None:
+            print(f"{names}: not counted, because {stage.after.files[0].path} is not complete")
+        else:
+            describe_tally(tally_of[stage], names)
+            rows += tally_of[stage].rows()
+            if after is not None and after.left and stage.after.files[0].stand_in_note:
+                print(f"  {stage.after.files[0].stand_in_note}")
+    costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
+    tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
+    is_open = any(tally.stage.many_calls and (tally.left is None or tally.left) for tally in tallies)
+    more = ", and more for requests that depend on answers" if is_open else ""
+    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
+    running = [tally.stage for tally in tallies]
+    models = list(models_of(running).values())
+    describe_machine(models[0].flags if models else args, models, stages[0].files[0].path, running)
+    if isinstance(args.dry_run, str):
+        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
+
+
+def describe_tally(tally: Tally, names: str) -> None:
+    """Print what a stage lacks; `names` are those of its files."""
+    stage, lacking = tally.stage, tally.lacking.values()
+    print(f"{names}: {len(tally.left)} of {counted(tally.total, stage.files[0].noun)} to request")
+    for role, requests in tally.lacking.items():
         print(requests.describe(role))
-    if lacking_searches:
-        queries = counted(lacking_searches, "query")
+    if tally.lacking_searches:
+        queries = counted(tally.lacking_searches, "query")
         print(f"  search: {queries} to embed with the encoder; requests after them are not counted")
-    dropped, cut = (
-        sum(getattr(requests, name) for requests in lacking.values()) for name in ("num_dropped", "num_cut")
-    )
+    dropped, cut = (sum(getattr(requests, name) for requests in lacking) for name in ("num_dropped", "num_cut"))
     if dropped or cut:
         print(f"  {named(dropped, stage.task.item_words)} left out for length, {counted(cut, 'prompt')} cut at the end")
-    unsent = [key for (_, key), pairs in calls.items() for _, record in pairs if "attempts" not in record]
+    unsent = [key for (_, key), pairs in tally.calls.items() for _, record in pairs if "attempts" not in record]
     if too_long := [str(question_id) for question_id, *_ in unsent]:
         print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
-    if stage.many_calls and num_left:
+    if stage.many_calls and tally.left:
         print("  requests that depend on the answers to these are not counted")
 
 

@@ -4,7 +4,7 @@ import math
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, refuse_other_source
+from utils.generation.calls import Call
 from utils.generation.chat import choose_length, render_all
 from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
@@ -37,6 +38,8 @@ from utils.records.responses import (
 )
 from utils.records.scores import carried, score_file
 from utils.runs.files import StageFile, cost_in_words
+from utils.runs.rendering import call_for_reward
+from utils.scoring.verdicts import expected_value
 from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
@@ -121,6 +124,19 @@ class JudgeModel(Model):
 
     def messages(self, request: Request) -> Messages:
         return self.judge.messages(self.prompt, *request)
+
+    def call(self, key: Key, request: Request) -> Call:
+        """Return the call that asks for a verdict; one that is too long is not sent."""
+        if self.gives_rewards:
+            return call_for_reward(self, key, self.judge, self.prompt, request.record, request.outputs[0])
+        form, prompt, options = self.judge.output, self.chat.render(self.messages(request)), {}
+        if self.only_scores:
+            begin, tokens = self.options
+            prompt, options = prompt + begin, {"options": tokens, "expected_value": expected_value}
+        policy = replace(self.policy, schema=form.schema)
+        if (length := self.chat.length(prompt)) > self.window.length - self.window.max_tokens:
+            return Call(key, None, form.parse, policy, {"reason": f"a prompt of {length} tokens is too long"})
+        return Call(key, prompt, form.parse, policy, **options)
 
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:

@@ -33,7 +33,7 @@ from utils.runs.ask import Ask
 from utils.runs.files import NO_ANSWER
 from utils.runs.loop import begin_branch
 from utils.runs.publishing import sum_calls
-from utils.runs.steps import MethodError
+from utils.runs.steps import MethodError, NotNow, Steps
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
@@ -114,15 +114,17 @@ class Method:
                 raise TypeError(f"answer returned {type(value).__name__}, not a text or None")
         except SystemExit:
             raise UserError("the method called sys.exit; return None if there is no answer") from None
-        except (asyncio.CancelledError, KeyboardInterrupt):
+        except (asyncio.CancelledError, KeyboardInterrupt, NotNow):
             raise
         except BaseException as error:
-            if ask.ended is not None:  # the record's run is over and the method is being closed: nobody reads the error
+            if (
+                ask.steps.ended is not None
+            ):  # the record's run has ended: nobody reads the error
                 raise
             while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
                 error = error.exceptions[0]
             raise MethodError(f"{self.place_of(error)}: {type(error).__name__}: {error}") from None
-        return piece_of(value, ask)
+        return piece_of(value, ask.steps, record)
 
     def place_of(self, error: BaseException) -> str:
         """Return `FILE, line N` for the innermost line of an error's traceback that is in the method's file.
@@ -209,9 +211,9 @@ def imported_files(path: Path, folder: Path) -> Iterator[Path]:
                 yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file())
 
 
-def piece_of(value: str | None, ask: Ask) -> Piece:
+def piece_of(value: str | None, steps: Steps, record: Record) -> Piece:
     """Return an answer's record: its value, fields of the last call with this value, notes, and figures by role."""
-    calls = ask.calls
+    calls, notes = steps.calls, steps.notes
     value = value if value is not None and value.strip() else None
     fields = next(
         (call for _, call in reversed(calls) if isinstance(call["value"], str | None) and call["value"] == value), {}
@@ -221,12 +223,23 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
         fields = {"reason": NO_ANSWER, **fields}
     # Names of notes that are a whole text of the model, cut at its token limit: trainings leave these notes out.
     cut = {call["value"] for _, call in calls if was_cut(call) and isinstance(call["value"], str)}
-    cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
+    cut_notes = [name for name, note in notes.items() if isinstance(note, str) and note in cut]
     fields |= {"cut_notes": cut_notes} if cut_notes else {}
     figures = {
         role: sum_calls(call for name, call in calls if name == role)
         for role in dict.fromkeys(name for name, _ in calls)
     }
-    shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
-    shown |= {"searches": ask.searches} if ask.searches else {}
+    shown = {"posts_shown": posts_shown(steps, record), "notes": notes}
+    shown |= {"searches": steps.searches} if steps.searches else {}
     return {"value": value and writable(value), **fields, **shown, "calls": figures}
+
+
+def posts_shown(steps: Steps, record: Record) -> list[int]:
+    """Return the indexes of the profile's posts whose texts were in the prompts, in ascending order."""
+    profile = record.get("profile")
+    if not isinstance(profile, list):  # a history that many questions share
+        return []
+    shown, task = "\n".join(steps.shown), steps.around.stage.task
+    forms = [form for form in (task.item_template, task.item_text) if form]
+    texts = [[text for form in forms if (text := form(item).strip())] for item in profile]
+    return [place for place, forms in enumerate(texts) if any(text in shown for text in forms)]

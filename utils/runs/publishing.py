@@ -16,7 +16,7 @@ from utils.generation.model import Model
 from utils.generation.vllm_engine import is_batch_invariant
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.runs.files import StageFile
-from utils.runs.stage import Stage
+from utils.runs.tally import Tally
 
 COUNTED = {  # figures of a role's calls: each is the sum of what the function returns for every call record
     "unusable": lambda call: call["value"] is None,
@@ -27,26 +27,25 @@ COUNTED = {  # figures of a role's calls: each is the sum of what the function r
 }
 
 
-def publish(
-    stage: Stage,
-    file: StageFile,
-    calls: Sequence[tuple[str, Piece]],
-    device: str | None,
-    requested: int,
-    tally: Mapping[str, int],
-) -> None:
-    """Write a file with its manifest, and print a line about it; a shard writes nothing.
+def publish(tally: Tally) -> None:
+    """Write a stage's new files, manifests and traces, and print a line about each; a shard writes nothing."""
+    stage, before = tally.stage, tally.stage.requested()
+    for model in stage.models.values():
+        model.completions.keep_refusals()
+    requested = tally.requested + stage.requested() - before
+    for file in tally.made:
+        if not file.finished:
+            _publish(tally, file, list(tally.calls_of(file)), requested)
+        tally.publish_trace(file)
 
-    Args:
-        calls: role and record of each call from which the file's pieces were made.
-        requested: the number of completions that this run requested.
-        tally: numbers of records, such as `raised`, for the manifest of a stage with several calls per record.
-    """
-    content = file.content()
-    first = next(iter(stage.models.values()), None)
+
+def _publish(tally: Tally, file: StageFile, calls: Sequence[tuple[str, Piece]], requested: int) -> None:
+    """`calls`: role and record of each call from which the file's pieces were made."""
+    models, content, device = tally.stage.models, file.content(), " and ".join(tally.devices) or None
+    first = next(iter(models.values()), None)
     made = describe_records(record for _, record in calls)
     made.pop(UNFINISHED_COUNT, None)  # this counts calls, but the manifest has the count of pieces
-    by_role = {role: sum_calls(record for name, record in calls if name == role) for role in stage.models}
+    by_role = {role: sum_calls(record for name, record in calls if name == role) for role in models}
     figures = {
         # A figure, as the device is, and not a setting, so that a run may resume on another kind of GPU.
         "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
@@ -54,11 +53,12 @@ def publish(
         **(first.figures if first else {}),
         **made,
         **count_unfinished(file.pieces.values()),
-        **cost_of(by_role, stage.models),
+        **cost_of(by_role, models),
     }
     if file.many_calls:
         reused = max(0, sum(record.get("attempts", 0) for _, record in calls) - requested)
-        figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}, **tally}
+        figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}}
+        figures |= {"raised": len(tally.raised), "asked_otherwise": len(tally.asked_otherwise)}
     if file.finish(content, device, **figures):
         print(file.line(content, figures))
 

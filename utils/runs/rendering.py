@@ -1,7 +1,9 @@
 """Make a `Call` of what a method asks: check it, choose prompt and parser, and fit the prompt into the window."""
 
+import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -9,7 +11,7 @@ from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
 from utils.benchmarks.checks import Record, is_unicode
-from utils.benchmarks.metric import Parser
+from utils.benchmarks.metric import Judge, Parser
 from utils.benchmarks.task import Entries, Task
 from utils.files.output import Key
 from utils.generation.calls import Call, fitted_call
@@ -23,8 +25,8 @@ from utils.runs.loop import BRANCH
 TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
 
 
-class ParserError(Exception):
-    """A method's own parser raised an exception, which is the cause."""
+class MistakeError(Exception):
+    """A method's own parser raised an exception, or a call is invalid; the exception is the cause."""
 
 
 class Prompts:
@@ -49,6 +51,31 @@ class Prompts:
                 names = ", ".join(self._files)
                 raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {names}, or give a text")
         return self._read[name]
+
+
+def call_for_reward(model: Model, key: Key, judge: Judge, prompt: Prompt, record: Record, response: str) -> Call:
+    """Return a call for a reward model's number for a dialogue that ends with the response.
+
+    The profile's last posts are left out until the dialogue fits; `num_contexts_used` is the number that is left.
+    The value is None if the dialogue does not even fit without posts.
+    """
+    if model.flags.openai:
+        _note_padding(model.addr)
+    for number in range(len(record["profile"]), -1, -1):
+        messages = judge.messages(prompt, {**record, "profile": record["profile"][:number]}, [response], 0)
+        rendered = model.chat.render_dialogue(messages)
+        if model.chat.length(rendered) < model.window.length:
+            break
+    else:
+        rendered = None
+    fields = {"num_contexts_used": number}
+    return Call(key, rendered, writable, model.policy, fields, messages, is_rewarded=True)
+
+
+@functools.cache
+def _note_padding(addr: str) -> None:
+    what = "if its padding token ends a dialogue, the server's rewards are not those of transformers"
+    print(f"note: {addr}: {what}, as they are of a local model (docs/evaluation.md)", file=sys.stderr)
 
 
 def make_call(
@@ -153,7 +180,7 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
         try:
             value = (writable(text).strip() or None) if parse is None else parse(text)
         except (Exception, SystemExit) as error:
-            raise ParserError from error
+            raise MistakeError from error
         finally:
             BRANCH.reset(token)
         return (

@@ -6,6 +6,8 @@ from typing import Any
 
 from retrieval.search import Search
 from utils.benchmarks.task import Task
+from utils.cli import Arguments, UserError
+from utils.files.manifest import manifest_of
 from utils.files.output import Key
 from utils.generation.model import Model
 from utils.runs.files import StageFile
@@ -55,6 +57,42 @@ class Stage:
     def many_calls(self) -> bool:
         """Whether the method may make several calls for a record."""
         return any(file.many_calls for file in self.files)
+
+    def requested(self, role: str | None = None) -> int:
+        """Return how many completions this process has requested from a role's model, or without a role, from all."""
+        models = self.models.values() if role is None else [self.models[role]]
+        return sum(completions.requested for completions in {model.completions for model in models})
+
+    def refuse_deleted_store(self, files: Iterable[StageFile], args: Arguments) -> None:
+        """Raise UserError if a file would be made again but completions are gone: they would be paid for again.
+
+        A file whose keys are not known yet may prove to be finished, so it is not refused.
+        """
+        if args.overwrite or args.cached_only:
+            return
+        for file in files:
+            is_known = not (file.finished or file.is_shard or file.keys is None)
+            made = manifest_of(file.path) if is_known else None
+            if made is None or made.get("tokens", {}).get("prompt_tokens") == 0:
+                continue
+            calls = made.get("calls")
+            for role, model in self.models.items():
+                asked = (
+                    calls is None or calls.get(role, {}).get("prompt_tokens", 0) != 0
+                )  # None: the server reports none
+                if asked and (store := model.completions.store).is_empty:
+                    problem = f"is gone; it had the completions of {file.path}, which has to be made again"
+                    remedy = (
+                        "give the folder that has them (--completions), or --overwrite to request all of them again"
+                    )
+                    raise UserError(f"{store.folder}: {problem}\n  {remedy}")
+
+    def close(self) -> None:
+        """Close the stores and the search, which are opened when they are needed."""
+        for model in self.models.values():
+            model.completions.store.close()
+        if self.search is not None:
+            self.search.close()
 
     def expect(self) -> dict[Place, Any]:
         """Return the records by place, and tell files that do not know their keys yet which pieces they will have."""

@@ -23,8 +23,7 @@ from utils.files.manifest import describe_run, publishing, settings_of
 from utils.files.output import Key, MadeFile
 from utils.files.writing import open_whole, write_line
 from utils.parsing import writable
-from utils.runs.ask import Ask
-from utils.runs.steps import Step
+from utils.runs.steps import Step, Steps
 
 SCRIPT = "utils/runs/trace.py"
 # Fields of a call's record that are copied to its line, if the record has them.
@@ -60,9 +59,9 @@ class Trace:
         self._output, self._places = output, dict[Key, tuple[int, int]]()
         self._file = tempfile.TemporaryFile(buffering=0, dir=Path(output.path).absolute().parent)  # noqa: SIM115
 
-    def add(self, key: Key, ask: Ask) -> None:
+    def add(self, key: Key, steps: Steps) -> None:
         """Add the lines of a record that has ended with a piece."""
-        lines = (json.dumps(line, ensure_ascii=False, default=str, skipkeys=True) for line in lines_of(key, ask))
+        lines = (json.dumps(line, ensure_ascii=False, default=str, skipkeys=True) for line in lines_of(key, steps))
         text = "".join(f"{writable(line)}\n" for line in lines).encode()
         start = self._file.seek(0, 2)
         write_line(self._file, text, trace_path(self._output.path))
@@ -87,10 +86,10 @@ class Trace:
         print(f"{path}: calls of {len(self._places)} {output.unit}")
 
 
-def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
+def lines_of(key: Key, steps: Steps) -> Iterator[Line]:
     """Yield a record's lines, one for each call and search, in the order in which they were made."""
     question_id, *sample = key
-    for number, step in ask.steps:
+    for number, step in steps.finished:
         line = {"id": question_id, "sample": sample[0] if sample else 0, "number": number}
         if isinstance(step, Step):
             record = step.record
@@ -98,7 +97,7 @@ def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
             line |= ({"stop": step.stop} if step.stop else {}) | ({} if step.shared is None else {"shared": True})
             yield line | {name: record[name] for name in FIELDS if name in record}
         else:
-            yield line | {"search": step["query"]} | {name: value for name, value in step.items() if name != "query"}
+            yield line | {("search" if name == "query" else name): value for name, value in step.line.items()}
 
 
 def read_trace(output: str) -> Iterator[Line]:

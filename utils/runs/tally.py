@@ -1,0 +1,206 @@
+"""A tally: what has become of a stage's records so far, over all passes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.cli import Arguments
+from utils.cli.errors import counted
+from utils.files.output import Piece, is_failed
+from utils.generation.calls import Call, prices_of
+from utils.generation.model import Model
+from utils.runs.files import StageFile
+from utils.runs.stage import Place, Stage
+from utils.runs.steps import Step, Steps
+from utils.runs.trace import Trace
+
+
+@dataclass
+class Lacking:
+    """Requests to one model that the store has no completions for."""
+
+    model: Model
+    lengths: list[int] = field(default_factory=list)  # of the prompts, in tokens
+    num_options: int = 0  # texts whose likelihood is asked for
+    num_dropped: int = 0  # posts left out for length
+    num_cut: int = 0  # prompts whose last post, or question, was cut
+    most_requests: int = 0  # if every call needs all its retries
+    most_tokens: int = 0  # of all outputs together, without retries
+
+    def add(self, call: Call) -> None:
+        self.lengths.append(self.model.chat.length(call.prompt))
+        self.num_options += len(call.options or ())
+        self.num_dropped += call.record.get("num_contexts_dropped", 0)
+        self.num_cut += bool(call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False))
+        writes = not (call.options or call.is_rewarded)
+        self.most_requests += call.policy.max_retries + 1 if writes else 1
+        self.most_tokens += call.policy.max_tokens if writes else 0
+
+    def cost(self) -> tuple[float, float] | None:
+        """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
+        if (prices := prices_of(self.model.flags)) is None:
+            return None
+        prompts = sum(self.lengths) * prices.input / 1e6
+        return prompts, prompts + self.most_tokens * prices.output / 1e6
+
+    def row(self, role: str, unit: str, paths: list[str]) -> dict[str, Any]:
+        """Return the figures for the file of --dry_run FILE."""
+        flags, cost = self.model.flags, self.cost()
+        return {
+            "outputs": paths,
+            "unit": unit,
+            "role": role,
+            "model": self.model.addr,
+            "is_local": not flags.openai,
+            "requests": len(self.lengths),
+            "prompt_tokens": sum(self.lengths),
+            "longest_prompt": max(self.lengths, default=0),
+            "most_output_tokens": self.most_tokens,
+            "options": self.num_options,
+            "max_model_len": self.model.window.length,
+            "cost_usd": cost and {"prompts": cost[0], "most": cost[1]},
+        }
+
+    def describe(self, role: str) -> str:
+        number, longest = len(self.lengths), max(self.lengths, default=0)
+        text = f"  {role}: {counted(number, 'request')}, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
+        if not number:
+            return text
+        text += f", longest prompt {longest}"
+        if self.num_options:
+            return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
+        if not self.most_tokens:
+            return f"{text}; {counted(number, 'dialogue')} to score, no text is generated"
+        most = round(self.most_tokens / number)
+        text += f"; at most {most} tokens per output, {counted(self.most_requests, 'request')} with retries"
+        if (cost := self.cost()) is not None:
+            text += f"\n    {cost[0]:.4f} USD for the prompts, at most {cost[1]:.4f} with the outputs"
+            text += f", {cost[1] * self.most_requests / number:.4f} with retries"
+        return text
+
+
+class Tally:
+    """What has become of a stage's records so far.
+
+    Attributes:
+        made: the stage's `made`, once it has begun. A finished file is never written again.
+        left: the records that have not ended, by place; None before the stage begins.
+        needs: the role whose engine a record waits for, by place.
+        missing: the problem, by place, of each record that a server failed to answer.
+        raised: line and error, by place, of each record on which a user's method raised an exception.
+        total: the number of all records.
+        calls: role and call record (without texts) of each record's calls, by place; a shared call is listed once.
+        num_unusable: how many of the new pieces have no value.
+        call_hashes: hashes of the calls of each record that has run but not ended, by place.
+        asked_otherwise: places of records that did not repeat all their calls when they ran again.
+        requested: how many completions the stage has requested.
+        devices: those of the engines that were used; a dict, to keep their order.
+        lacking: the requests that the store cannot answer, by role (--dry_run).
+        lacking_searches: the number of searches that need the encoder (--dry_run).
+    """
+
+    def __init__(self, stage: Stage):
+        self.stage = stage
+        self.made: list[StageFile] = []
+        self.left: dict[Place, Any] | None = None
+        self.needs: dict[Place, str] = {}
+        self.missing: dict[Place, str] = {}
+        self.raised: dict[Place, str] = {}
+        self.total = self.num_unusable = self.requested = self.lacking_searches = 0
+        self.calls: dict[Place, list[tuple[str, Piece]]] = {}
+        self.call_hashes: dict[Place, set[int]] = {}
+        self.asked_otherwise: set[Place] = set()
+        self.devices: dict[str, None] = {}
+        self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
+        self._traces: dict[StageFile, Trace] = {}
+        self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
+
+    def begin(self, args: Arguments) -> None:
+        """Find the records that have no piece yet, now that the stage before this one has ended."""
+        stage, before = self.stage, self.stage.after
+        absent = {key for file in before.files for key in file.missing()} if before else ()
+        unknown = [file for file in stage.files if file.keys is None]
+        records = {place: record for place, record in stage.expect().items() if place[1] not in absent}
+        for file in unknown:
+            if file.is_finished():
+                file.load()
+        stage.refuse_deleted_store(unknown, args)
+        self.made, self.total = stage.made, len(records)
+        self.left = {
+            (file, key): record
+            for (file, key), record in records.items()
+            if key not in file.pieces and file in self.made
+        }
+        if vars(args).get("trace") and not args.dry_run:
+            self._traces = {file: Trace(file) for file in self.made if not file.is_shard}
+
+    @property
+    def is_traced(self) -> bool:
+        return bool(self._traces)
+
+    def awaits(self) -> str:
+        """Return the role whose engine most records wait for; in a tie, the first such role."""
+        waiting = Counter(self.needs.values())
+        return max(self.stage.models, key=lambda role: waiting[role])
+
+    def add(self, place: Place, piece: Piece, steps: Steps) -> None:
+        """Add the piece of a record that has ended."""
+        file, key = place
+        file.add(key, piece)
+        self.num_unusable += is_failed(piece)
+        self.calls[place] = [
+            (step.role, step.record if step.record is piece else without_texts(step.record))
+            for _, step in steps.finished
+            if isinstance(step, Step) and self._counts(step.shared)
+        ]
+        self.call_hashes.pop(place)
+        if file in self._traces:
+            self._traces[file].add(key, steps)
+
+    def add_lacking(self, steps: Steps) -> None:
+        """Count what a record lacks."""
+        for role, call in steps.lacking:
+            if call is None:
+                self.lacking_searches += 1
+            elif self._counts(call.shared):
+                self.lacking[role].add(call)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the figures of each role's requests for the file of --dry_run FILE."""
+        paths = [file.path for file in self.stage.files]
+        return [lacking.row(role, self.stage.unit, paths) for role, lacking in self.lacking.items()]
+
+    def _counts(self, shared: int | None) -> bool:
+        """Return whether to count a call: it is not shared, or it has not been counted for another record."""
+        is_counted = shared in self._counted
+        self._counted |= {shared} - {None}
+        return not is_counted
+
+    def calls_of(self, file: StageFile) -> Iterator[tuple[str, Piece]]:
+        """Yield role and record of each call behind a file's new pieces."""
+        return (call for (its_file, _), calls in self.calls.items() if its_file is file for call in calls)
+
+    def publish_trace(self, file: StageFile) -> None:
+        if file in self._traces and not file.is_kept:
+            self._traces[file].publish()
+
+    def stand_in(self) -> None:
+        """Add pieces in place of those that are left, where a file has one to count later stages with (--dry_run)."""
+        for file, key in self.left:
+            if file.stand_in:
+                file.add(key, file.stand_in)
+
+    def drop_ended(self) -> None:
+        """Leave only the records that have neither a piece nor a problem."""
+        self.left = {
+            (file, key): record
+            for (file, key), record in self.left.items()
+            if key not in file.pieces and (file, key) not in self.missing and (file, key) not in self.raised
+        }
+        self.needs = {place: role for place, role in self.needs.items() if place in self.left}
+
+
+def without_texts(record: Piece) -> Piece:
+    """Return a call's record with "" in place of its long texts, because the answer's record has them."""
+    return {name: "" if name in ("value", "raw", "reasoning") and value else value for name, value in record.items()}
