@@ -96,7 +96,7 @@ def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, flag, effor
     thoughts = find_thoughts(Namespace(reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model)
     assert (thoughts.thinks, thoughts.opened, thoughts.parser) == (thinks, opened, flag)
     with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
-        find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
+        find_thoughts(Namespace(reasoning_parser="qwen3", reasoning_effort=None), None, model)
 
 
 def test_thoughts_get_extra_tokens_unless_the_user_sets_them():

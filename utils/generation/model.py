@@ -180,7 +180,7 @@ class Model:
         )
 
     def _further(self) -> dict[str, Any]:
-        return {name: value for name in FURTHER if (value := vars(self.flags).get(name)) not in (None, {})}
+        return {name: value for name in FURTHER if (value := getattr(self.flags, name)) not in (None, {})}
 
     def open_engine(self) -> Engine | None:
         """Return an engine that runs only this model; None if vLLM or an API runs it."""
