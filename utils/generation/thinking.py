@@ -69,7 +69,7 @@ class Thoughts:
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     """Return whether and how a chat's model thinks; UserError for a --reasoning_parser that an API cannot use."""
     parser_flag = args.reasoning_parser
-    if not hasattr(chat, "prompt_end"):
+    if args.openai:
         return _thoughts_of_api(model_addr, parser_flag, args.reasoning_effort)
     opened = opening_of(chat.prompt_end) is not None
     if parser_flag == NO_PARSER:

@@ -137,7 +137,7 @@ class JudgeModel(Model):
         needed = self.flags.max_model_len or ANY_LENGTH
         if self.gives_rewards:
             return choose_length(self.chat, self.flags.max_model_len, max_tokens, self.wanted_length)
-        if not self.flags.openai and self.flags.max_model_len is None:
+        if self.is_local and self.flags.max_model_len is None:
             prompts = [[self.messages(request)] for request in self.requests()]
             if len(prompts) >= MANY_PROMPTS:
                 announce(f"measuring {counted(len(prompts), 'prompt')}")
@@ -152,7 +152,7 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     modes = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
     model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **modes)
-    if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
+    if judge.output is None and model.is_local and not is_classifier(args.evaluator_llm, args.cache_dir):
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model
 
@@ -269,7 +269,7 @@ def note_incomplete(path: str, files: list[ScoreFile]) -> None:
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
-    if judge.gives_rewards and not args.openai:
+    if judge.gives_rewards and judge.is_local:
         shown["dtype"] = judge.flags.dtype
         if pads_with_end(judge.addr, args.cache_dir):
             shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
