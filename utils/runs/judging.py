@@ -37,7 +37,6 @@ from utils.records.responses import (
 )
 from utils.records.scores import carried, score_file
 from utils.runs.files import StageFile, cost_in_words
-from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
@@ -75,18 +74,20 @@ class ScoreFile(StageFile):
         records: list[Record],
         questions: list[Record],
         judged: list[tuple[str, Responses]],
+        describe: Callable[..., str],
     ):
         """
         Args:
             strategy: the metric's name.
             records: the whole dataset.
             judged: path and content of each response file.
+            describe: returns the summary line, as `describe_scores` in utils/tables/notes.py does.
         """
         addresses, self.responses = map(list, zip(*judged, strict=True))
         self.questions, self.metric = questions, task.metrics[strategy]
         keys = [key for question in questions for key in self.metric.keys(question)]
         super().__init__(path, settings, args, keys, judged=addresses, answers=list(map(origin_of, addresses)))
-        self._task, self._strategy, self._records = task, strategy, records
+        self._task, self._strategy, self._records, self._describe = task, strategy, records, describe
 
     def content(self) -> dict[str, Any]:
         [first, *others] = self.responses
@@ -107,7 +108,7 @@ class ScoreFile(StageFile):
         return {name: content[name] for name in COUNTS}
 
     def line(self, content: dict[str, Any], figures: Mapping[str, Any]) -> str:
-        line = describe_scores(self._task, self.path, content, figures["tokens"], self.figures["answers"])
+        line = self._describe(self._task, self.path, content, figures["tokens"], self.figures["answers"])
         return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)
 
 
@@ -201,7 +202,12 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 
 
 def read_systems(
-    args: Arguments, task: Task, strategy: str, records: list[Record], judge_settings: dict[str, Any]
+    args: Arguments,
+    task: Task,
+    strategy: str,
+    records: list[Record],
+    judge_settings: dict[str, Any],
+    describe: Callable[..., str],
 ) -> list[ScoreFile]:
     """Return the score files, with the responses to judge, which are checked against the dataset."""
     metric = task.metrics[strategy]
@@ -224,7 +230,7 @@ def read_systems(
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}
-        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged))
+        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged, describe))
     return files
 
 
