@@ -58,9 +58,8 @@ class Prices(NamedTuple):
 
 def prices_of(args: Namespace) -> Prices | None:
     """Return the prices in the flags of `cli.add_price_arguments`; None if none are given."""
-    if args.price_in is None:
-        return None
-    return Prices(args.price_in, args.price_in if args.price_cached is None else args.price_cached, args.price_out)
+    cached = args.price_in if args.price_cached is None else args.price_cached
+    return None if args.price_in is None else Prices(args.price_in, cached, args.price_out)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

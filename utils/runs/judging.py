@@ -42,6 +42,7 @@ SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
 ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
+Describe = Callable[..., str]  # returns a score file's summary line, as `describe_scores` in utils/tables/notes.py
 MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
 
 
@@ -74,14 +75,13 @@ class ScoreFile(StageFile):
         records: list[Record],
         questions: list[Record],
         judged: list[tuple[str, Responses]],
-        describe: Callable[..., str],
+        describe: Describe,
     ):
         """
         Args:
             strategy: the metric's name.
             records: the whole dataset.
             judged: path and content of each response file.
-            describe: returns the summary line, as `describe_scores` in utils/tables/notes.py does.
         """
         addresses, self.responses = map(list, zip(*judged, strict=True))
         self.questions, self.metric = questions, task.metrics[strategy]
@@ -207,7 +207,7 @@ def read_systems(
     strategy: str,
     records: list[Record],
     judge_settings: dict[str, Any],
-    describe: Callable[..., str],
+    describe: Describe,
 ) -> list[ScoreFile]:
     """Return the score files, with the responses to judge, which are checked against the dataset."""
     metric = task.metrics[strategy]

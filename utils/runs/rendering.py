@@ -101,8 +101,7 @@ def make_call(
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
         begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
-        end = model.chat.prompt_end if model.is_local else "<think>"
-        before = end if CLOSING.search(begun) else ""
+        before = (model.chat.prompt_end if model.is_local else "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(fields or {}))
     return replace(call, options=tokens)
