@@ -46,6 +46,7 @@ from utils.runs.judging import (
 )
 from utils.runs.stage import Stage
 from utils.scoring.verdicts import no_answer
+from utils.tables.notes import describe_scores
 
 
 def build_parser() -> cli.FlagParser:
@@ -141,7 +142,8 @@ def prepare(args: cli.Arguments) -> Stage:
     model = None
     if metric.judge:
         model = choose_judge(args, metric.judge, lambda: (request for _, _, request in requests()))
-    score_files = read_systems(args, task, strategy, records, settings_of_judge(args, model) if model else {})
+    judge_settings = settings_of_judge(args, model) if model else {}
+    score_files = read_systems(args, task, strategy, records, judge_settings, describe_scores)
     note_incomplete(args.inputs_addr, score_files)
     return Stage(task, requests, judge if model else compute, score_files, {"judge": model} if model else {})
 

@@ -60,4 +60,4 @@ class Bare(Model):
 
 
 def make_model(addr, completions):
-    return Bare(addr, addr, Arguments(openai=True), completions)
+    return Bare(addr, addr, Arguments(openai=True, price_in=None, price_cached=None), completions)

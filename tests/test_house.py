@@ -13,15 +13,13 @@ from utils.benchmarks import lampqa
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [  # from the bottom up; a library imports from those below it, and from itself
-    ("utils.parsing", "utils.cli"),
-    ("utils.files",),
-    ("utils.models",),
+    ("utils.cli",),
+    ("utils.files", "utils.parsing"),
     ("utils.scoring", "prompts"),
-    ("utils.generation",),
-    ("utils.benchmarks",),
-    ("utils.records",),
-    ("utils.tables", "retrieval", "utils.training"),
-    ("utils.runs", "utils.methods"),
+    ("utils.models", "utils.benchmarks"),
+    ("utils.generation", "utils.records"),
+    ("retrieval", "utils.training"),
+    ("utils.tables", "utils.runs", "utils.methods"),
     ("utils.building",),
     ("utils.personas",),
     ("utils.objectives",),

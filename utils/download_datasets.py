@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published
+from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published, Source
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import counted
@@ -36,9 +36,8 @@ from utils.files.locks import Lock
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import check_could_write
-from utils.models import hub_datasets
 from utils.models.hub import HubFailedError, UnreachableError, check_cache_dir
-from utils.models.hub_datasets import Source, find_folder
+from utils.records import hub_datasets
 from utils.records.downloads import compare_ids, make_file
 
 
@@ -127,7 +126,7 @@ def parts_of(dataset: str, setting: str | None) -> list[Published]:
 def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     """Return the source of the original files; UserError if there is none."""
     if args.source_dir is not None:
-        return find_folder(args.source_dir, "--source_dir", args.revision)
+        return hub_datasets.find_folder(args.source_dir, "--source_dir", args.revision)
     place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
     if place is None:
         raise UserError(

@@ -426,6 +426,17 @@ def test_given_flags_are_recorded_apart_from_the_values(words, given, parser_of)
     assert args.max_tokens == 2048 and {type(value) for value in vars(args).values()} <= BUILTIN
 
 
+def test_flags_that_a_command_lacks_have_values_but_are_no_settings():
+    parser = cli.make_parser("")
+    args = parser.parse_args([])
+    assert (args.trace, args.num_shards, args.max_retries, args.num_contexts, args.set) == (False, 1, 0, 0, None)
+    assert vars(args) == vars(args.replaced()) == args.settings() == {}
+    parser.add_argument("--num_shards", default=1)
+    parser.add_argument("--num_contexts", default=10)
+    args = parser.parse_args([])
+    assert vars(args) == vars(args.replaced()) == args.settings() == {"num_shards": 1, "num_contexts": 10}
+
+
 @pytest.mark.parametrize(("home", "expected"), [("~", "/home/me"), ("~root", "/root"), ("~nobody-here", None)])
 @pytest.mark.parametrize(
     ("script", "flag"),

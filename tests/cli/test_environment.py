@@ -12,7 +12,7 @@ from utils.files.web_files import Server
 from utils.generation.api_engine import APIEngine
 from utils.generation.engines import identify_model
 from utils.models.hub import check_model
-from utils.models.hub_datasets import find_source
+from utils.records.hub_datasets import find_source
 
 API = Namespace(openai=True, cached_only=False, api_key_addr=None, model_id=None)
 CLIENTS = {

@@ -4,13 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from utils.cli import UserError
+from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
 from utils.files.locks import Lock
 from utils.files.manifest import manifest_of, noted_settings, read_manifest
@@ -39,7 +38,7 @@ class Answers(StageFile):
 
 
 def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, dataset=None, **args):
-    flags = Namespace(**{"overwrite": False, "max_retries": 3, **args})
+    flags = Arguments(**{"overwrite": False, "max_retries": 3, **args})
     pieces = {key: pieces[key] for key in keys if key in pieces}
     return Answers(str(path), settings, flags, keys, pieces, dataset)
 

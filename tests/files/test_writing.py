@@ -2,14 +2,13 @@
 
 import errno
 import os
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from utils.cli import UserError
+from utils.cli import Arguments, UserError
 from utils.files.locks import fill_folder
 from utils.files.manifest import publish, read_manifest
 from utils.files.output import MadeFile
@@ -72,7 +71,7 @@ def test_what_a_disk_did_not_keep_is_an_error(tmp_path, monkeypatch, number):
 def test_what_cannot_be_written_is_found_first(tmp_path, monkeypatch, name, number, when):
     refuse(monkeypatch, name, number, when)
     path = tmp_path / "a.json"
-    output = MadeFile(str(path), {}, Namespace())
+    output = MadeFile(str(path), {}, Arguments(overwrite=False))
     store = ModelStore(tmp_path / "completions", "m", {"model": "m"})
     for check in (lambda: check_could_write(path), output.open, store.check_writable):
         with pytest.raises(UserError, match=f"cannot be written: {os.strerror(number)}"):

@@ -74,10 +74,10 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
 )
 def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, flag, expected):
     chat = Namespace(prompt_end=end, own_parser=own)
-    assert find_thoughts(Namespace(reasoning_parser=flag), chat, str(tmp_path)) == expected
+    assert find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, str(tmp_path)) == expected
     manifest = {"settings": {"script": "train_planner.py"}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))  # trained to answer at once
-    trained = find_thoughts(Namespace(reasoning_parser=flag), chat, str(tmp_path))
+    trained = find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, str(tmp_path))
     assert trained == (expected if flag == "none" else Thoughts())
 
 
@@ -93,10 +93,12 @@ def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, flag, exp
     ],
 )  # fmt: skip
 def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, flag, effort, thinks, opened):
-    thoughts = find_thoughts(Namespace(reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model)
+    thoughts = find_thoughts(
+        Namespace(openai=True, reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model
+    )
     assert (thoughts.thinks, thoughts.opened, thoughts.parser) == (thinks, opened, flag)
     with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
-        find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
+        find_thoughts(Namespace(openai=True, reasoning_parser="qwen3", reasoning_effort=None), None, model)
 
 
 def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
@@ -279,11 +281,11 @@ def test_options_are_scored_after_the_thought(thinker, tmp_path):
     chat = LocalChat(thinker)
     messages = [{"role": "user", "content": "q"}]
     open_end = chat.tokenizer.decode(list(chat.render(messages)))
-    end_thoughts(chat, find_thoughts(Namespace(reasoning_parser=None), chat, thinker))
+    end_thoughts(chat, find_thoughts(Namespace(openai=False, reasoning_parser=None), chat, thinker))
     for rendered in (chat.render(messages), chat.render_groups([[messages]])[0][0]):
         assert chat.tokenizer.decode(list(rendered)) == open_end + "\n</think>\n\n"
     plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
-    end_thoughts(plain, find_thoughts(Namespace(reasoning_parser=None), plain, "plain"))
+    end_thoughts(plain, find_thoughts(Namespace(openai=False, reasoning_parser=None), plain, "plain"))
     assert plain.behind == ""
 
 

@@ -38,6 +38,7 @@ from utils.runs.rendering import Prompts, make_call
 from utils.runs.runner import Pass, Servers
 from utils.runs.stage import Stage
 from utils.runs.tally import Tally
+from utils.tables.notes import describe_scores
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -152,7 +153,9 @@ def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Cal
     records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
     responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
     path = str(folder / "scores.json")
-    scores = ScoreFile(path, {}, judging, TASK, "aspect", records, records, [("responses.json", responses)])
+    scores = ScoreFile(
+        path, {}, judging, TASK, "aspect", records, records, [("responses.json", responses)], describe_scores
+    )
     form, requests = METRIC.judge.output, requests_to([scores], records)
     policy = replace(judge.policy, schema=form.schema)
     prompts = [(key, judge.chat.render(judge.messages(request))) for _, key, request in requests]

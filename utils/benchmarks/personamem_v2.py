@@ -24,11 +24,10 @@ from utils.benchmarks.longlamp import TEXT
 from utils.benchmarks.metric import Judge, Metric, Output
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
-from utils.benchmarks.published import OnHub, Originals
+from utils.benchmarks.published import OnHub, Originals, Source
 from utils.benchmarks.task import Files, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.models.hub_datasets import Source
 from utils.parsing import Parsed, nothing, plain
 from utils.parsing.json_text import pattern
 from utils.parsing.letters import BOX_ENDS, BOX_MARKS, BOX_OPENS, LETTERS

@@ -3,16 +3,32 @@
 utils/download_datasets.py converts them to the files that every command reads.
 """
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from utils.cli import UserError
 from utils.files.web_files import Server
-from utils.models.hub_datasets import Source, files_of
 
 AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be published
+CARD = "README.md"
+SUFFIXES = (".json", ".jsonl", ".parquet")
+
+
+class Source(NamedTuple):
+    """A dataset at a commit on the hub, or in a folder."""
+
+    name: str
+    commit: str | None  # None for a folder
+    folder: Path  # the folder with the dataset's card; for a dataset on the hub, the commit's folder in the cache
+    sizes: dict[str, int]  # bytes of the dataset's files, by their paths relative to `folder`
+    fetch: Callable[[str], Path]  # returns the local file for such a path; UserError if it cannot be fetched
+
+    @property
+    def is_folder(self) -> bool:
+        return self.commit is None
 
 
 class Originals(NamedTuple):
@@ -27,6 +43,30 @@ class Originals(NamedTuple):
     messages: str = ""  # the key of the messages in a history's file
     ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
     responses: Sequence[str] = ()  # columns of responses; each becomes a file beside ours
+
+
+def files_of(source: Source, config: str, split: str) -> list[str]:
+    """Return the paths of a split's files, listed in the card, or else found by their names; UserError without any.
+
+    A card has `configs: [{config_name, data_files: [{split, path}]}]`; a path is a pattern, or a list of patterns.
+    """
+    from huggingface_hub.repocard import metadata_load, yaml
+
+    try:
+        card = metadata_load(source.folder / CARD) if CARD in source.sizes else None
+        configs = [part for part in (card or {}).get("configs") or [] if part["config_name"] == config]
+        entries = [entry for part in configs for entry in part.get("data_files", [])]
+        listed = [entry["path"] for entry in entries if entry["split"] == split]
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not list its files") from None
+    patterns = [str(path) for paths in listed for path in (paths if isinstance(paths, list) else [paths])]
+    patterns = patterns or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
+    readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
+    files = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
+    if not files:
+        what = f"{source.name}, {config}, {split}: cannot be downloaded"
+        raise UserError(f"{what}: it has no file {patterns[0]!r} of a supported type ({', '.join(SUFFIXES)})")
+    return files
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ class Arguments(argparse.Namespace):
 
     __slots__ = ("given", "idle", "is_frozen")  # a copy sets them in this order: freezing comes last
 
+    # The values for commands without these flags. As class attributes, they are in no settings and no manifest.
+    trace, num_shards, max_retries, num_contexts, set = False, 1, 0, 0, None
+    start_adapter, schedule, lora_alpha, lora_dropout, lora_target_modules = None, "linear", 16, 0.05, None
+
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
         super().__init__(**values)
         self.given, self.idle = given, idle
@@ -79,7 +83,7 @@ class FlagParser(argparse.ArgumentParser):
         """Replace a link to a local model's folder by its target: a training may make it link elsewhere at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
         refusals: dict[str, str] = {}  # by flag; the last rule that refuses a flag counts: it says what to add first
         for flags, when, why, remedy in self._rules:
@@ -97,7 +101,7 @@ class FlagParser(argparse.ArgumentParser):
         return parsed.freeze()
 
     def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: Arguments | None = None
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[Arguments, list[str]]:
         words = sys.argv[1:] if args is None else args
         self._given = dict.fromkeys(word.partition("=")[0] for word in words)
@@ -108,11 +112,11 @@ class FlagParser(argparse.ArgumentParser):
             words = list(map(at_home, words))
         except argparse.ArgumentTypeError as error:
             self.refuse(str(error))
-        parsed, rest = super().parse_known_args(words, namespace or Arguments())
+        parsed, rest = super().parse_known_args(words, namespace)
         actions = self._option_string_actions
-        parsed.given = frozenset(actions[flag].dest for flag in actions.keys() & self._given.keys())
-        parsed.idle = frozenset(actions[flag].dest for flag in self.idle)
-        return parsed, rest
+        given = frozenset(actions[flag].dest for flag in actions.keys() & self._given.keys())
+        idle = frozenset(actions[flag].dest for flag in self.idle)
+        return Arguments(given, idle, **vars(parsed)), rest
 
     def error(self, message: str) -> None:
         """End the process with argparse's message about a mistake, or if a flag is misspelt, with a message on that."""

@@ -77,7 +77,7 @@ class MadeFile(Made):
             args: the command's flags, with --overwrite.
             dataset: a path; a file made from another dataset is only replaced with --overwrite.
         """
-        super().__init__(path, settings, vars(args).get("overwrite", False), INPUTS)
+        super().__init__(path, settings, args.overwrite, INPUTS)
         self.args, self.dataset, self.figures = args, dataset, figures
         self.keys, self.pieces = None if keys is None else [*keys], {} if pieces is None else pieces
         self.finished = self.is_kept = False
@@ -102,7 +102,7 @@ class MadeFile(Made):
 
     @property
     def is_shard(self) -> bool:
-        return vars(self.args).get("num_shards", 1) > 1
+        return self.args.num_shards > 1
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Set the keys of all pieces, once they are known."""
@@ -135,8 +135,8 @@ class MadeFile(Made):
         if self.overwrite or made is None or state is State.ABSENT:
             return False
         is_whole = self._has_all_keys(made) and not made.get("missing")
-        most_tries = vars(self.args).get("max_retries", 0)
-        has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
+        tries = made.get("arguments", {}).get("max_retries", 0)
+        has_tried = not made.get("unusable") or tries >= self.args.max_retries
         is_finished = state is State.CURRENT and is_whole and has_tried
         if not is_finished:
             self._check_replaced(made)
@@ -245,5 +245,5 @@ class MadeFile(Made):
 
     def again(self) -> str:
         """Return a message's end that says how to retry unusable pieces; empty if a retry would give the same."""
-        is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
+        is_greedy = self.settings.get("temperature") == 0 and self.args.max_retries > 0
         return "" if is_greedy or "num_beams" in self.settings else "; a higher --max_retries retries them"

@@ -58,8 +58,8 @@ class Prices(NamedTuple):
 
 def prices_of(args: Namespace) -> Prices | None:
     """Return the prices in the flags of `cli.add_price_arguments`; None if none are given."""
-    price_in, price_out, cached = (vars(args).get(f"price_{name}") for name in ("in", "out", "cached"))
-    return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
+    cached = args.price_in if args.price_cached is None else args.price_cached
+    return None if args.price_in is None else Prices(args.price_in, cached, args.price_out)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

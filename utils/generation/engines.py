@@ -234,7 +234,8 @@ def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: O
     by_api: dict[tuple[str | None, str | None], Engine] = {}
     engines: dict[str, Engine] = {}
     for role in wanted:
-        if (flags := (model := models[role]).flags).openai:
+        if not (model := models[role]).is_local:
+            flags = model.flags
             place = flags.base_url, flags.api_key_addr
             confirm_model(flags, model.addr, model.identity, model.completions.store)
             if place not in by_api:
@@ -253,9 +254,7 @@ def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
         return model_fingerprint(adapter_base(other.addr) or other.addr, model.flags.cache_dir)
 
     served = {
-        name: other
-        for name, other in models.items()
-        if name == role or (not other.flags.openai and base(other) == base(model))
+        name: other for name, other in models.items() if name == role or (other.is_local and base(other) == base(model))
     }
     parsers = [other.policy.reasoning_parser for other in served.values()]
     parser = next((name for name in parsers if name not in (None, NO_PARSER)), model.policy.reasoning_parser)

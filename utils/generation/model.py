@@ -86,6 +86,10 @@ class Model:
     gives_rewards: bool = False  # whether it is a classifier, which gives a dialogue a number and writes no text
 
     @property
+    def is_local(self) -> bool:
+        return not self.flags.openai
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Further settings on which the model's answers depend; empty if vLLM or an API runs the model."""
         return {}
@@ -116,9 +120,9 @@ class Model:
         return chat
 
     def _open_chat(self) -> Chat:
-        if self.flags.openai:
-            return APIChat(self.addr)
-        return open_local_chat(self.addr, self.flags.cache_dir, template_variables(self.flags))
+        if self.is_local:
+            return open_local_chat(self.addr, self.flags.cache_dir, template_variables(self.flags))
+        return APIChat(self.addr)
 
     @cached_property
     def thoughts(self) -> Thoughts:
@@ -163,7 +167,7 @@ class Model:
     def policy(self) -> Policy:
         """How outputs are sampled and requested again; UserError if a local model has no seed."""
         flags, thoughts = self.flags, self.thoughts
-        if flags.seed is None and not flags.openai:
+        if flags.seed is None and self.is_local:
             raise UserError("--seed none: only for an API; a local model needs a seed")
         return Policy(
             flags.temperature,
@@ -180,7 +184,7 @@ class Model:
         )
 
     def _further(self) -> dict[str, Any]:
-        return {name: value for name in FURTHER if (value := vars(self.flags).get(name)) not in (None, {})}
+        return {name: value for name in FURTHER if (value := getattr(self.flags, name)) not in (None, {})}
 
     def open_engine(self) -> Engine | None:
         """Return an engine that runs only this model; None if vLLM or an API runs it."""

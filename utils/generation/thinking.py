@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
     from vllm.reasoning import ReasoningParser
 
-SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a local model's template gets
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that a parser needs
 ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # makes a thought empty, as Qwen3's template does
@@ -40,12 +39,11 @@ TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts that train
 
 def template_variables(args: Namespace) -> dict[str, Any]:
     """Return the variables of --chat_template_kwargs and --reasoning_effort; UserError if both set the same one."""
-    kwargs, effort = (vars(args).get(name) for name in SETTINGS)
-    variables = dict(kwargs or {})
-    if effort is not None:
+    variables = dict(args.chat_template_kwargs or {})
+    if args.reasoning_effort is not None:
         if "reasoning_effort" in variables:
             raise UserError("--reasoning_effort: also in --chat_template_kwargs; give only one of them")
-        variables["reasoning_effort"] = effort
+        variables["reasoning_effort"] = args.reasoning_effort
     return variables
 
 
@@ -71,8 +69,8 @@ class Thoughts:
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     """Return whether and how a chat's model thinks; UserError for a --reasoning_parser that an API cannot use."""
     parser_flag = args.reasoning_parser
-    if not hasattr(chat, "prompt_end"):
-        return _thoughts_of_api(model_addr, parser_flag, vars(args).get("reasoning_effort"))
+    if args.openai:
+        return _thoughts_of_api(model_addr, parser_flag, args.reasoning_effort)
     opened = opening_of(chat.prompt_end) is not None
     if parser_flag == NO_PARSER:
         return Thoughts(NO_PARSER, True if opened else None)  # None: the marks in the text decide

@@ -83,21 +83,20 @@ def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
-    """Return LoRA's config according to the flags; for flags that a command lacks, the values are the paper's.
+    """Return LoRA's config according to the flags.
 
     UserError if the model lacks a module that --lora_target_modules names, or if PEFT has no default modules for it.
     """
-    flags = Namespace(**{"lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": None, **vars(args)})
-    modules, model_type = flags.lora_target_modules, model.config.model_type
+    modules, model_type = args.lora_target_modules, model.config.model_type
     if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if modules and modules != ["all-linear"] and (unknown := sorted(set(modules) - names)):
         raise UserError(f"--lora_target_modules: {args.model_addr} has no module {', '.join(unknown)}")
     return LoraConfig(
-        r=flags.lora_rank,
-        lora_alpha=flags.lora_alpha,
-        lora_dropout=flags.lora_dropout,
+        r=args.lora_rank,
+        lora_alpha=args.lora_alpha,
+        lora_dropout=args.lora_dropout,
         target_modules="all-linear" if modules == ["all-linear"] else modules,
         bias="none",
         task_type="CAUSAL_LM",

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from utils.benchmarks.checks import Record, check_field, check_id
-from utils.benchmarks.published import OnHub, OnServer, Originals
+from utils.benchmarks.published import OnHub, OnServer, Originals, Source
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import counted, quote
@@ -20,7 +20,6 @@ from utils.files.made import Made, State, say_finished
 from utils.files.manifest import publish, publishing, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import delete_leftovers, open_whole, real_path, replacing, write_array
-from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.datasets import read_questions
 from utils.records.originals import read_originals

@@ -43,8 +43,8 @@ class Ask:
 
     def __init__(self, record: Record, steps: Steps):
         self.steps, self._record, self._stage = steps, record, steps.around.stage
-        args = vars(steps.around.args)
-        self.num_contexts, self.settings = args.get("num_contexts", 0), dict(args.get("set") or [])
+        args = steps.around.args
+        self.num_contexts, self.settings = args.num_contexts, dict(args.set or [])
 
     @property
     def sample(self) -> int:
@@ -118,7 +118,7 @@ class Ask:
         """
         await self.steps.unless_over()
         chooser = self.steps.model(model)
-        if not hasattr(chooser.chat, "render_option"):
+        if not chooser.is_local:
             raise ValueError(
                 f"ask.choose: APIs do not return the likelihood of a given text, and {chooser.addr} is served by an API"
             )
@@ -213,7 +213,7 @@ class Ask:
         """
         steps, record, task = self.steps, self._record, self._stage.task
         chosen, metric = steps.model(model), task.metrics.get("reward")
-        if metric is None or not (chosen.gives_rewards or chosen.flags.openai):
+        if metric is None or not (chosen.gives_rewards or not chosen.is_local):
             problem = f"{model} is not a reward model" if metric else f"{task.name} has no prompt for rewards"
             raise ValueError(f"ask.reward: {problem}")
         shown = {**record, "profile": record["profile"][: self.num_contexts]}

@@ -54,7 +54,7 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         for file in (file for stage in running for file in stage.made):
             file.open()
             locks.callback(file.close)
-            if vars(args).get("trace") and not file.is_shard:
+            if args.trace and not file.is_shard:
                 check_trace(file)
         tallies = make_pieces(running, args, open_api)
     report_shard(args, [file.path for stage in running for file in stage.files])
@@ -71,7 +71,7 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
             if not file.finished and file.keys is None and (stage.after is None or has_pieces(stage.after)):
                 stage.expect()
                 file.is_finished(follows_finished)
-        if not stage.is_finished or (vars(args).get("trace") and any(not has_trace(file) for file in stage.files)):
+        if not stage.is_finished or (args.trace and any(not has_trace(file) for file in stage.files)):
             left.append(stage)
         for file in stage.files if stage not in left and any(other.after is stage for other in stages) else ():
             file.load()

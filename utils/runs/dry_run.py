@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from utils.cli import Arguments
 from utils.cli.errors import counted, named, printable
 from utils.files.writing import write_atomically
-from utils.generation.local_chat import LocalChat
 from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.runs.stage import Stage, models_of
@@ -75,7 +74,7 @@ def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stage
     for model in models:
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
-        elif isinstance(model.chat, LocalChat):
+        elif model.is_local:
             loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit, model.flags.dtype))
     for stage in stages:
         tokens = max((model.window.max_tokens for model in stage.models.values()), default=0)

@@ -40,12 +40,12 @@ from utils.records.scores import carried, score_file
 from utils.runs.files import StageFile, cost_in_words
 from utils.runs.rendering import call_for_reward
 from utils.scoring.verdicts import expected_value
-from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
 ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
+Describe = Callable[..., str]  # returns a score file's summary line, as `describe_scores` in utils/tables/notes.py
 MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
 
 
@@ -78,6 +78,7 @@ class ScoreFile(StageFile):
         records: list[Record],
         questions: list[Record],
         judged: list[tuple[str, Responses]],
+        describe: Describe,
     ):
         """
         Args:
@@ -89,7 +90,7 @@ class ScoreFile(StageFile):
         self.questions, self.metric = questions, task.metrics[strategy]
         keys = [key for question in questions for key in self.metric.keys(question)]
         super().__init__(path, settings, args, keys, judged=addresses, answers=list(map(origin_of, addresses)))
-        self._task, self._strategy, self._records = task, strategy, records
+        self._task, self._strategy, self._records, self._describe = task, strategy, records, describe
 
     def content(self) -> dict[str, Any]:
         [first, *others] = self.responses
@@ -110,7 +111,7 @@ class ScoreFile(StageFile):
         return {name: content[name] for name in COUNTS}
 
     def line(self, content: dict[str, Any], figures: Mapping[str, Any]) -> str:
-        line = describe_scores(self._task, self.path, content, figures["tokens"], self.figures["answers"])
+        line = self._describe(self._task, self.path, content, figures["tokens"], self.figures["answers"])
         return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)
 
 
@@ -153,7 +154,7 @@ class JudgeModel(Model):
         needed = self.flags.max_model_len or ANY_LENGTH
         if self.gives_rewards:
             return choose_length(self.chat, self.flags.max_model_len, max_tokens, self.wanted_length)
-        if not self.flags.openai and self.flags.max_model_len is None:
+        if self.is_local and self.flags.max_model_len is None:
             prompts = [[self.messages(request)] for request in self.requests()]
             if len(prompts) >= MANY_PROMPTS:
                 announce(f"measuring {counted(len(prompts), 'prompt')}")
@@ -168,7 +169,7 @@ def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     modes = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
     model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **modes)
-    if judge.output is None and not args.openai and not is_classifier(args.evaluator_llm, args.cache_dir):
+    if judge.output is None and model.is_local and not is_classifier(args.evaluator_llm, args.cache_dir):
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model
 
@@ -217,7 +218,12 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 
 
 def read_systems(
-    args: Arguments, task: Task, strategy: str, records: list[Record], judge_settings: dict[str, Any]
+    args: Arguments,
+    task: Task,
+    strategy: str,
+    records: list[Record],
+    judge_settings: dict[str, Any],
+    describe: Describe,
 ) -> list[ScoreFile]:
     """Return the score files, with the responses to judge, which are checked against the dataset."""
     metric = task.metrics[strategy]
@@ -240,7 +246,7 @@ def read_systems(
                 print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}
-        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged))
+        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged, describe))
     return files
 
 
@@ -285,7 +291,7 @@ def note_incomplete(path: str, files: list[ScoreFile]) -> None:
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
-    if judge.gives_rewards and not args.openai:
+    if judge.gives_rewards and judge.is_local:
         shown["dtype"] = judge.flags.dtype
         if pads_with_end(judge.addr, args.cache_dir):
             shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare

@@ -117,9 +117,7 @@ class Method:
         except (asyncio.CancelledError, KeyboardInterrupt, NotNow):
             raise
         except BaseException as error:
-            if (
-                ask.steps.ended is not None
-            ):  # the record's run has ended: nobody reads the error
+            if ask.steps.ended is not None:  # the record's run has ended: nobody reads the error
                 raise
             while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
                 error = error.exceptions[0]

@@ -149,7 +149,7 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
             wanted_length=task.prompt_length or PAPER_LENGTH,
             gives_rewards=gives_rewards,
         )
-        if not flags.openai and is_encoder_decoder(model.addr, flags.cache_dir):
+        if model.is_local and is_encoder_decoder(model.addr, flags.cache_dir):
             raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
         folder = model.completions.store.folder
         same = (other.completions for other in models.values() if other.completions.store.folder == folder)

@@ -181,7 +181,7 @@ class Planner(Model):
     """A model that writes plans. A local planner's chat template gets the variables that its training used."""
 
     def _open_chat(self) -> Chat:
-        if self.flags.openai:
+        if not self.is_local:
             return super()._open_chat()
         trained = trained_variables(self.addr)  # None: set only variables that the template knows
         variables, only_known = (template_variables(self.flags), True) if trained is None else (trained, False)
@@ -189,7 +189,7 @@ class Planner(Model):
 
     def _further(self) -> dict[str, Any]:
         further = super()._further()
-        if self.flags.openai:
+        if not self.is_local:
             return further
         variables = {"chat_template_kwargs": self.chat.variables} if self.chat.variables else {}
         return {name: further[name] for name in SAMPLED if name in further} | variables

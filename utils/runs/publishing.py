@@ -48,7 +48,7 @@ def _publish(tally: Tally, file: StageFile, calls: Sequence[tuple[str, Piece]], 
     by_role = {role: sum_calls(record for name, record in calls if name == role) for role in models}
     figures = {
         # A figure, as the device is, and not a setting, so that a run may resume on another kind of GPU.
-        "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
+        "batch_invariant": None if device is None or not first.is_local else is_batch_invariant(),
         "counts": file.counts(content),
         **(first.figures if first else {}),
         **made,
@@ -81,7 +81,7 @@ def cost_of(by_role: Mapping[str, Mapping[str, int | None]], models: Mapping[str
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
     """If this run is a shard, print where its completions are and how to write the outputs."""
-    if vars(args).get("num_shards", 1) > 1:
+    if args.num_shards > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(
             f"{args.completions}: {which} is stored; run the command without --num_shards to write {', '.join(outputs)}"

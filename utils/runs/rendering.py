@@ -59,7 +59,7 @@ def call_for_reward(model: Model, key: Key, judge: Judge, prompt: Prompt, record
     The profile's last posts are left out until the dialogue fits; `num_contexts_used` is the number that is left.
     The value is None if the dialogue does not even fit without posts.
     """
-    if model.flags.openai:
+    if not model.is_local:
         _note_padding(model.addr)
     for number in range(len(record["profile"]), -1, -1):
         messages = judge.messages(prompt, {**record, "profile": record["profile"][:number]}, [response], 0)
@@ -128,7 +128,7 @@ def make_call(
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
         begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
-        before = getattr(model.chat, "prompt_end", "<think>") if CLOSING.search(begun) else ""
+        before = (model.chat.prompt_end if model.is_local else "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(fields or {}))
     return replace(call, options=tokens)

@@ -128,7 +128,7 @@ class Pass:
         if tally.left is None:
             tally.begin(args)
         tally.needs.clear()
-        prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
+        prompts = Prompts(stage.task, args.prompts_dir)
         around = Surroundings(stage, self._engines, prompts, args, Room(), self._count_call, tally.is_traced)
         waiting, engines = iter(tally.left.items()), dict(self._engines)
         before, by_role = stage.requested(), {role: stage.requested(role) for role in engines}

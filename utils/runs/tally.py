@@ -46,13 +46,13 @@ class Lacking:
 
     def row(self, role: str, unit: str, paths: list[str]) -> dict[str, Any]:
         """Return the figures for the file of --dry_run FILE."""
-        flags, cost = self.model.flags, self.cost()
+        cost = self.cost()
         return {
             "outputs": paths,
             "unit": unit,
             "role": role,
             "model": self.model.addr,
-            "is_local": not flags.openai,
+            "is_local": self.model.is_local,
             "requests": len(self.lengths),
             "prompt_tokens": sum(self.lengths),
             "longest_prompt": max(self.lengths, default=0),
@@ -132,7 +132,7 @@ class Tally:
             for (file, key), record in records.items()
             if key not in file.pieces and file in self.made
         }
-        if vars(args).get("trace") and not args.dry_run:
+        if args.trace and not args.dry_run:
             self._traces = {file: Trace(file) for file in self.made if not file.is_shard}
 
     @property

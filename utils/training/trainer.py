@@ -64,8 +64,8 @@ def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attentio
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
     if args.gradient_checkpointing:  # it needs inputs with gradients, and the embeddings are frozen
         model.enable_input_require_grads()
-    if (start := vars(args).get("start_adapter")) is not None:
-        return PeftModel.from_pretrained(model, start, is_trainable=True)
+    if args.start_adapter is not None:
+        return PeftModel.from_pretrained(model, args.start_adapter, is_trainable=True)
     set_seed(args.seed)  # adapter weights are drawn here, before Trainer sets the seed
     return get_peft_model(model, base_model.make_lora_config(args, model))
 
@@ -80,7 +80,7 @@ def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]
     return {
         **{name: getattr(args, name) for name in same_name.split()},
         "optim": "adamw_torch",
-        "lr_scheduler_type": vars(args).get("schedule", "linear"),
+        "lr_scheduler_type": args.schedule,
         "max_grad_norm": MAX_GRADIENT_NORM,
         "bf16": bf16,
         "use_cpu": not torch.cuda.is_available(),
