@@ -65,6 +65,26 @@ CATCHING = {
     await asyncio.wait({task})
     return "made up" if task.cancelled() or task.exception() else task.result()
 """,
+    "a task that is left": """
+    task = asyncio.create_task(ask("rag", items=posts))
+    try:
+        return await asyncio.shield(task)
+    except BaseException:
+        return "made up"
+""",
+    "a question in finally": """
+    value = None
+    try:
+        value = await ask("rag", items=posts)
+    finally:
+        return value or await ask("Say {question}") or "made up"
+""",
+    "a time limit": """
+    try:
+        return await asyncio.wait_for(ask("rag", items=posts), 600)
+    except BaseException:
+        return "made up"
+""",
 }
 every_kind = pytest.mark.parametrize("kind", CATCHING)
 
@@ -203,6 +223,22 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
     assert process.returncode == 1 and not output.exists()
     assert "\nerror: vLLM's engine process died: killed by signal 9" in errors and "Traceback" not in errors
     assert all("made up" not in path.read_text() for path in tmp_path.glob("completions/*/*.jsonl"))
+
+
+def test_a_call_that_cannot_be_answered_raises_once(runs):
+    """Whoever asks again waits until the question's run is ended; with the engine, nothing is raised."""
+    runs.write(f"""
+async def answer(record, ask):
+    for number in range(3):
+        try:
+            return await ask("Say {{question}}")
+        except BaseException as error:
+            with open("{runs.folder}/raised.txt", "a") as file:
+                file.write(f"{{record['id']}} {{number}} {{type(error).__name__}}\\n")
+""")
+    assert runs.run() == len(IDS)
+    raised = {line.split(" ", 1)[1] for line in (runs.folder / "raised.txt").read_text().splitlines()}
+    assert {"0 NotNow"} < raised <= {"0 NotNow", "1 CancelledError", "2 CancelledError"}
 
 
 def test_an_endless_loop_ends(runs, monkeypatch, capsys):

@@ -37,3 +37,15 @@ def test_the_methods_on_the_page(number, calls, tmp_path):
         assert len(server.requests) == calls * len(answers)
     assert all(answer["output"] for [answer] in answers.values())
     assert len(METHODS) == 4
+
+
+def test_the_page_lists_what_ask_offers(tmp_path):
+    listed = re.findall(r"ask\.(\w+)", PAGES[1].read_text().split("## Searching")[0])
+    method = "async def answer(record, ask):\n    return ' '.join(name for name in dir(ask) if name[0] != '_')\n"
+    (tmp_path / "mine.py").write_text(method)
+    flags = ["--openai", "--model_addr", "m", "--inputs_addr", str(SAMPLE), "--unranked", "--limit", "1"]
+    with serve(reply) as server:
+        more = ["--base_url", server.url, "--method", f"{tmp_path}/mine.py"]
+        assert baselines.main([*flags, *more, "--output_addr", f"{tmp_path}/answers.json"]) == 0
+    [[answer]] = json.loads((tmp_path / "answers.json").read_text()).values()
+    assert {*answer["output"].split()} == {*listed, "steps"}
