@@ -22,7 +22,7 @@ from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
 from utils.objectives.rounds import example_of
-from utils.runs.rendering import Prompts, make_call
+from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.trace import read_turns
 
 QUESTIONS = {record["question"] for record in json.loads(SAMPLE.read_text())}
@@ -143,7 +143,7 @@ def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
 
     def begin(said):
         text = "[user]\n{question} </think>\n[assistant]\n{said}"
-        return make_call(task, Prompts(task, None), record, ("q", 0), model, text, (), {"said": said})
+        return make_call(Asked(text, values={"said": said}), record, ("q", 0), model, Prompts(task, None))
 
     prompt = model.chat.render(
         [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>\nA</think>B"}]
@@ -210,7 +210,7 @@ def test_every_place_leaves_out_empty_turns(runs, tmp_path, capsys):
 
     model = open_model(save_tiny_chat(tmp_path / "chat"), tmp_path)
     task, prompt = task_of("", [record]), "[user]\n{question}\n[assistant]\n{said}\n[user]\nGo on."
-    call = make_call(task, Prompts(task, None), record, ("q", 0), model, prompt, (), {"said": ""})
+    call = make_call(Asked(prompt, values={"said": ""}), record, ("q", 0), model, Prompts(task, None))
     assert call.messages == expected and call.prompt == model.chat.render(expected)
     example = example_of({**line, "text": "A"}, record, Window(model.chat, 2000, 100), 1.0, 1.0)
     assert list(example.prompt) == list(call.prompt)

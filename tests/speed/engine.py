@@ -34,7 +34,7 @@ from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
 from utils.runs.files import StageFile
 from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
-from utils.runs.rendering import Prompts, make_call
+from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.runner import Pass, Servers
 from utils.runs.stage import Stage
 from utils.runs.tally import Tally
@@ -165,7 +165,7 @@ def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Cal
 def answer_calls(model: Model) -> list[Call]:
     records, prompts = read_dataset(SAMPLE / "train.json", needs=["profile"]), Prompts(TASK, None)
     return [
-        make_call(TASK, prompts, record, (record["id"], 0), model, "rag", TASK.best_items(record, 2), {})
+        make_call(Asked("rag", TASK.best_items(record, 2)), record, (record["id"], 0), model, prompts)
         for record in records
     ]
 

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from types import MappingProxyType
 from typing import Any
 
 from prompts import History
@@ -14,12 +13,11 @@ from retrieval.search import MOST, Searched
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Parser
 from utils.files.output import Piece
-from utils.generation.calls import Call
 from utils.generation.completions import NotStoredError
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items
-from utils.runs.rendering import call_for_reward, make_call
+from utils.runs.rendering import Asked, call_for_reward, make_call
 from utils.runs.steps import SHARED, Found, Steps
 
 
@@ -173,36 +171,23 @@ class Ask:
         items = self._stage.task.best_items(shown, len(places))
         return replace(items, ids=line["ids"]) if isinstance(items, History) else Items(items, line["ids"])
 
-    async def record(
-        self,
-        prompt: str,
-        *,
-        items: Sequence[Any] | History = (),
-        values: Mapping[str, str] = MappingProxyType({}),
-        model: str | None = None,
-        is_shared: bool = False,
-        **more: Any,
-    ) -> Piece:
-        """Make a call as `ask` does and return the call's whole record; `more` goes to `make_call`.
+    async def record(self, prompt: str, *, model: str | None = None, is_shared: bool = False, **asked: Any) -> Piece:
+        """Make a call as `ask` does and return the call's whole record; `asked` are the other fields of `Asked`.
 
         `is_shared`: if several records make this call, it is requested and counted once, and all get the same text.
         """
-        steps, task, key = self.steps, self._stage.task, SHARED if is_shared else self.steps.key
-        chosen, texts = steps.model(model), {name: str(value) for name, value in values.items()}
-        items = _kept(items)
-        shown = items if isinstance(items, History) else list(items)
-        role = model or next(iter(self._stage.models))
+        steps, key, wanted = self.steps, SHARED if is_shared else self.steps.key, Asked(prompt, **asked)
+        role, chosen, prompts = model or next(iter(self._stage.models)), steps.model(model), steps.around.prompts
+        wanted = replace(wanted, items=_kept(wanted.items))
+        shown = wanted.items if isinstance(wanted.items, History) else list(wanted.items)
+        texts = {name: str(value) for name, value in wanted.values.items()}
         if chosen.gives_rewards:
             raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
-        same = hash(repr((key, role, prompt, texts, shown, more.get("overrides"), more.get("options"))))
-        numbered, prompts = steps.number(same, is_shared), steps.around.prompts
-
-        def make() -> Call:
-            return numbered(make_call(task, prompts, self._record, key, chosen, prompt, items, values, **more))
-
-        record = await steps.send(role, make)
-        used = [] if isinstance(items, History) else shown[: record.get("num_contexts_used", 0)]
-        steps.shown |= dict.fromkeys(map(str, (*used, *values.values())))
+        same = hash(repr((key, role, prompt, texts, shown, asked.get("overrides"), asked.get("options"))))
+        numbered = steps.number(same, is_shared)
+        record = await steps.send(role, lambda: numbered(make_call(wanted, self._record, key, chosen, prompts)))
+        used = [] if isinstance(shown, History) else shown[: record.get("num_contexts_used", 0)]
+        steps.shown |= dict.fromkeys(map(str, (*used, *wanted.values.values())))
         return record
 
     async def reward(self, response: str, model: str) -> float | None:

@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -34,7 +34,8 @@ class Prompts:
 
     def __init__(self, task: Task, prompts_dir: str | None):
         to_choose = task.options.prompts.values() if task.options else ()
-        self._files, self._prompts_dir = {**task.prompts, **{file: file for file in to_choose}}, prompts_dir
+        self.task, self._prompts_dir = task, prompts_dir
+        self._files = {**task.prompts, **{file: file for file in to_choose}}
         self._read: dict[str, Prompt] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -78,38 +79,38 @@ def _note_padding(addr: str) -> None:
     print(f"note: {addr}: {what}, as they are of a local model (docs/evaluation.md)", file=sys.stderr)
 
 
-def make_call(
-    task: Task,
-    prompts: Prompts,
-    record: Record,
-    key: Key,
-    model: Model,
-    name: str,
-    items: Sequence[Any] | History,
-    values: Mapping[str, str],
-    *,
-    parse: Parser | Callable[[str], Any] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    schema: Mapping[str, Any] | str | None = None,
-    options: Mapping[str, str] | None = None,
-    fields: Mapping[str, Any] | None = None,
-) -> Call:
-    """Return the call with this key; `name` is the benchmark's name for a prompt, or a prompt's text.
+@dataclass(frozen=True)
+class Asked:
+    """What a method asks.
 
-    Args:
+    Attributes:
+        prompt: the benchmark's name for a prompt, or a prompt's text.
+        items: texts for {profile}, or turns before the prompt.
+        values: texts for the other placeholders.
         parse: a parser to use instead of the benchmark's parser of answers.
         overrides: max_tokens and temperature, which override the flags, and stop.
         schema: a schema for the output, instead of the benchmark's.
         options: texts by name; instead of generating text, the call chooses the likeliest of these.
         fields: further fields of the call's record.
-
-    ValueError if a method's call is invalid.
     """
-    overrides = dict(overrides or {})
+
+    prompt: str
+    items: Sequence[Any] | History = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+    parse: Parser | Callable[[str], Any] | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | str | None = None
+    options: Mapping[str, str] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Prompts) -> Call:
+    """Return the call with this key; ValueError if what the method asks is invalid."""
+    task, items, overrides, schema, parse = prompts.task, asked.items, dict(asked.overrides), asked.schema, asked.parse
     _check(items, parse, overrides)
-    prompt, is_named = prompts[name], name in prompts
-    filled = task.values(record) | values
-    _check_filled(prompt, filled, values, items)
+    prompt, is_named = prompts[asked.prompt], asked.prompt in prompts
+    filled = task.values(record) | asked.values
+    _check_filled(prompt, filled, asked.values, items)
     filled = {placeholder: str(value) for placeholder, value in filled.items() if placeholder in prompt.placeholders}
     overrides["max_tokens"] = model.limit(overrides.get("max_tokens"))
     if schema is None and is_named and parse is None:
@@ -117,7 +118,7 @@ def make_call(
     if schema is None:
         # Nothing is constrained without a schema; but with `never`, each try would raise the temperature.
         overrides["constrained_decoding"] = "fallback"
-    tokens = {option: model.chat.render_option(text) for option, text in options.items()} if options else None
+    tokens = {option: model.chat.render_option(text) for option, text in (asked.options or {}).items()}
     if tokens:
         overrides["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
     policy = replace(model.policy, schema=schema, **overrides | {"stop": tuple(overrides.get("stop", ()))})
@@ -130,8 +131,8 @@ def make_call(
         begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
         before = (model.chat.prompt_end if model.is_local else "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
-    call = fitted_call(key, fitted, reader(parse), policy, **(fields or {}))
-    return replace(call, options=tokens)
+    call = fitted_call(key, fitted, reader(parse), policy, **asked.fields)
+    return replace(call, options=tokens or None)
 
 
 def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:

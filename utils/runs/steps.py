@@ -241,7 +241,7 @@ class Steps:
             self._end.set_result(None)
 
     async def unless_over(self) -> None:
-        """Return if the record's run goes on. Always first: a loop around a call that is refused earlier spins for ever."""
+        """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
         if self.ended is not None or self._is_over:
