@@ -20,9 +20,8 @@ from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask
 from utils.runs.loop import Loop
 from utils.runs.publishing import publish
-from utils.runs.rendering import Prompts
 from utils.runs.stage import Place, Stage, models_of
-from utils.runs.steps import MethodError, NotNow, Room, Steps, Surroundings
+from utils.runs.steps import MethodError, NotNow, Steps, Surroundings
 from utils.runs.tally import Tally
 
 AT_ONCE = 16  # records that run concurrently without an engine, because a method may wait for other things
@@ -128,8 +127,7 @@ class Pass:
         if tally.left is None:
             tally.begin(args)
         tally.needs.clear()
-        prompts = Prompts(stage.task, args.prompts_dir)
-        around = Surroundings(stage, self._engines, prompts, args, Room(), self._count_call, tally.is_traced)
+        around = Surroundings(stage, self._engines, args, self._count_call, tally.is_traced)
         waiting, engines = iter(tally.left.items()), dict(self._engines)
         before, by_role = stage.requested(), {role: stage.requested(role) for role in engines}
 
@@ -195,21 +193,13 @@ class Pass:
         if self._progress is not None:
             self._progress.update(number, **counts)
 
-    async def _run(self, place: Place, record: Any, around: Surroundings, is_repeated: bool = False) -> None:
-        """Run a record, and note what has become of it, by what `Steps` has noted."""
-        tally, after, (_, key) = self._tally, self._stage.after, place
-        before = [next((other.pieces[key] for other in after.files if key in other.pieces), None)] if after else []
-        steps = Steps(key, around)
-        method = self._live[steps] = asyncio.create_task(self._stage.method(record, Ask(record, steps), *before))
-        try:
-            gave_up = await steps.wait_for(method)
-        finally:
-            del self._live[steps]
-            steps.close(method)
+    async def _run(self, place: Place, record: Any, around: Surroundings) -> None:
+        """Run a record, and note what has become of it, by what its `Steps` have noted."""
+        tally = self._tally
+        steps, method, gave_up = await self._try(place, record, around)
+        if gave_up and steps.ended is None:  # its calls are in the store now, so timing no longer matters
+            steps, method, gave_up = await self._try(place, record, around)
         ended, role = steps.ended, steps.role
-        if ended is None and not steps.call_hashes >= tally.call_hashes.get(place, set()):
-            tally.asked_otherwise.add(place)
-        tally.call_hashes[place] = steps.call_hashes
         if isinstance(ended, NotStoredError):
             tally.needs[place] = role
             if self._args.dry_run:
@@ -226,8 +216,6 @@ class Pass:
             self._error = self._error or ended
             for other in self._live:  # calls in flight still finish, but no new calls are made
                 other.end(ended)
-        elif gave_up and not is_repeated:  # its calls are in the store now, so timing no longer matters
-            await self._run(place, record, around, is_repeated=True)
         elif gave_up:
             tally.raised[place] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled() or isinstance(method.exception(), NotNow):  # of another question's task
@@ -238,3 +226,19 @@ class Pass:
         else:
             tally.add(place, method.result(), steps)
             self._show(1, failed=tally.num_unusable)
+
+    async def _try(self, place: Place, record: Any, around: Surroundings) -> tuple[Steps, asyncio.Task, bool]:
+        """Run a record once; return its steps, its method's task, and whether the method gave up a call."""
+        (_, key), tally, after = place, self._tally, self._stage.after
+        before = [next((file.pieces[key] for file in after.files if key in file.pieces), None)] if after else []
+        steps = Steps(key, around)
+        method = self._live[steps] = asyncio.create_task(self._stage.method(record, Ask(record, steps), *before))
+        try:
+            gave_up = await steps.wait_for(method)
+        finally:
+            del self._live[steps]
+            steps.close(method)
+        if steps.ended is None and not steps.call_hashes >= tally.call_hashes.get(place, set()):
+            tally.asked_otherwise.add(place)
+        tally.call_hashes[place] = steps.call_hashes
+        return steps, method, gave_up

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from prompts import Messages
@@ -84,11 +84,17 @@ class Surroundings:
 
     stage: Stage
     engines: dict[str, Engine]  # the open ones, by role, without those whose server no longer answers
-    prompts: Prompts
     args: Arguments
-    room: Room
     landed: Callable[[str], None]  # called with the role when a call gets its result from an engine or the store
     is_traced: bool  # keep the messages of each call
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        return Prompts(self.stage.task, self.args.prompts_dir)
+
+    @cached_property
+    def room(self) -> Room:
+        return Room()
 
 
 class Steps:
