@@ -78,7 +78,7 @@ def build_parser() -> cli.FlagParser:
     judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="as many as the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="the model's, at most 32000"
     )
     cli.add_run_arguments(parser)
     parser.without_effect(
@@ -141,7 +141,7 @@ def prepare(args: cli.Arguments) -> Stage:
 
     model = None
     if metric.judge:
-        model = choose_judge(args, metric.judge, lambda: (request for _, _, request in requests()))
+        model = choose_judge(args, metric.judge)
     judge_settings = settings_of_judge(args, model) if model else {}
     score_files = read_systems(args, task, strategy, records, judge_settings, describe_scores)
     note_incomplete(args.inputs_addr, score_files)

@@ -6,7 +6,6 @@ import socket
 import threading
 from array import array
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -472,7 +471,7 @@ def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
     ids = chat.tokenizer.convert_tokens_to_ids(marks)
     text = f"It prints {marks[0]}{marks[-1]} and {marks[0][:2]}{marks[0]}{marks[0][2:]} 猫."
     for render in (
-        lambda text: chat.render_groups([[[{"role": "user", "content": text}]]])[0][0],
+        lambda text: chat.render([{"role": "user", "content": text}]),
         lambda text: chat.render_reply(text)[:-1],
     ):
         rendered = render(text)
@@ -527,69 +526,3 @@ def test_prompt_and_reply_equal_the_rendered_conversation(tmp_path, style):
     expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == expected[: len(ids)]
     assert chat.tokenizer.decode(expected[len(ids) :]) == "\n"
-
-
-# Histories
-
-QWEN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-SAMPLE_TEXT = "\n".join(
-    text.replace(". ", ".\n\n", 1).replace(", ", ",\n", 2)
-    for record in json.loads((Path(__file__).parents[1] / "data/mini_lampqa/train.json").read_text(encoding="utf-8"))
-    for text in (record["question"], record["narrative"])
-)
-
-
-def trained_tokenizer(name):
-    """Return a tokenizer of a common kind, trained on the sample data."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    if name == "sentencepiece":  # words begin with a mark, also the text's first
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-        tokenizer.decoder = decoders.Metaspace()
-    else:
-        pattern = {"Qwen": QWEN, "across lines": r"\S+\n\S+|\s|\S+"}[name]
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        special_tokens=["<s>", "<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    reading = tokenizer.pre_tokenizer
-    if name != "sentencepiece":
-        # Trained without the pattern, it has tokens for runs of line breaks, as a vocabulary from much text has.
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.train_from_iterator([*SAMPLE_TEXT.split(" "), *["\n\n", " \n", "\n\n\n"] * 100], trainer)
-    tokenizer.pre_tokenizer = reading
-    assert name == "sentencepiece" or "ĊĊ" in tokenizer.get_vocab()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|end|>")
-    fast.chat_template = TEMPLATES["normal"].replace("[end]", "<|end|>\n")
-    return fast
-
-
-def random_text(rng):
-    """Return a text with line breaks in odd places."""
-    ends = ["\n", "\n\n", " \n", "\r\n", "\n ", ".\n", "\n\u0301", "\u2028", "é\n", "'s\n's ", "<s>\n", "\n<|end|>"]
-    words = SAMPLE_TEXT.split()
-    return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, 60)))
-
-
-@pytest.mark.parametrize("name", ["Qwen", "sentencepiece", "across lines"])
-def test_a_history_has_the_same_tokens_as_its_text(tmp_path, name):
-    trained_tokenizer(name).save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    chat, rng = LocalChat(str(tmp_path)), random.Random(0)
-    texts = [random_text(rng) for _ in range(30)]
-    for _ in range(60):
-        roles = ["system", "user", "assistant", "user"]
-        messages = [{"role": role, "content": rng.choice(texts)} for role in roles]
-        [[whole]] = chat.render_groups([[messages]])
-        assert chat.render(messages) == whole

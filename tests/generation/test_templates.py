@@ -1,6 +1,7 @@
 """Variables of chat templates reach the prompt, its token count and the planner's training, and are settings."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import settings_of, write_folder_manifest
+from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
@@ -96,7 +98,7 @@ def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
         MESSAGES, add_generation_prompt=True, tokenize=True, return_dict=False, enable_thinking=False
     )
     assert list(off.render(MESSAGES)) == expected
-    [[rendered]] = off.render_groups([[MESSAGES]])
+    rendered = off.render(MESSAGES)
     assert list(rendered) == expected and off.length(rendered) == len(expected) > plain.length(plain.render(MESSAGES))
     assert list(LocalChat(folder, None, {"enable_thinking": True}).render(MESSAGES)) == list(plain.render(MESSAGES))
     assert off.end_of_turn == plain.end_of_turn
@@ -167,12 +169,14 @@ def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path,
     words = ["--evaluator_llm", switched, "--inputs_addr", SAMPLE, "--response_addr", responses]
     words = [*map(str, words), "--score_addr", f"{tmp_path}/scores.json", "--chat_template_kwargs", long]
     assert evaluate_responses.main(words) == 0
-    length = asked[0]
+    assert asked[0] == -1  # what fits into the memory
     assert all(text.startswith("Reasoning: very very") for text, _ in prompts(asked))
     capsys.readouterr()
     (tmp_path / "scores.json").unlink()
-    assert evaluate_responses.main([*words, "--dry_run"]) == 0
-    assert f" for a request of {length} tokens (" in capsys.readouterr().out
+    assert evaluate_responses.main([*words, "--dry_run", "--completions", f"{tmp_path}/others"]) == 0
+    told = capsys.readouterr().out
+    longest = int(re.search(r"longest prompt (\d+)", told)[1])
+    assert f" for a request of {longest + VERDICT_TOKENS} tokens (" in told
 
 
 # The planner

@@ -282,8 +282,7 @@ def test_options_are_scored_after_the_thought(thinker, tmp_path):
     messages = [{"role": "user", "content": "q"}]
     open_end = chat.tokenizer.decode(list(chat.render(messages)))
     end_thoughts(chat, find_thoughts(Namespace(openai=False, reasoning_parser=None), chat, thinker))
-    for rendered in (chat.render(messages), chat.render_groups([[messages]])[0][0]):
-        assert chat.tokenizer.decode(list(rendered)) == open_end + "\n</think>\n\n"
+    assert chat.tokenizer.decode(list(chat.render(messages))) == open_end + "\n</think>\n\n"
     plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
     end_thoughts(plain, find_thoughts(Namespace(openai=False, reasoning_parser=None), plain, "plain"))
     assert plain.behind == ""

@@ -17,13 +17,21 @@ from utils.files.output import Key
 from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, Rendered, Sampling, is_cut
+from utils.generation.requests import (
+    CHARACTERS_PER_TOKEN,
+    FORMATS,
+    Completion,
+    Engine,
+    RefusedError,
+    Rendered,
+    Sampling,
+    is_cut,
+)
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-CHARACTERS_PER_TOKEN = 4  # about 4 in English, fewer in most other languages
 PROMPT_SENT = "prompt_tokens_sent"  # a record's field: estimated tokens of its prompt, if the server has cut it
 THOUGHT_COUNT = "reasoning_tokens"  # a record's field: how many of completion_tokens are thoughts, if it has thoughts
 

@@ -5,9 +5,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from prompts import Messages
@@ -17,7 +16,6 @@ from utils.generation.requests import Rendered
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
-RENDERED_AT_ONCE = 500  # groups of prompts that are held as text at a time
 TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
 FETCH_SECONDS = 20  # to wait for tiktoken's table
 BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
@@ -36,9 +34,6 @@ class APIChat(Counting):
         return messages
 
     render_dialogue = render
-
-    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[Messages]]:
-        return list(map(list, groups))
 
     def length(self, rendered: Rendered) -> int:
         count = self.count_again if len(rendered) > 2 else self.count
@@ -67,13 +62,6 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     thread.start()
     thread.join(FETCH_SECONDS)
     return (lambda text: encodings[0].encode(text, disallowed_special=())) if encodings else None
-
-
-def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
-    """Yield the rendered prompts of each group, without holding all groups as text at the same time."""
-    groups = iter(groups)
-    while batch := list(islice(groups, RENDERED_AT_ONCE)):
-        yield from chat.render_groups(batch)
 
 
 def choose_length(

@@ -259,6 +259,7 @@ def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
     parsers = [other.policy.reasoning_parser for other in served.values()]
     parser = next((name for name in parsers if name not in (None, NO_PARSER)), model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(other.addr for other in served.values()))
-    length = max(other.window.length for other in served.values())
+    lengths = [other.engine_length for other in served.values()]
+    length = -1 if -1 in lengths else max(lengths)
     flags = model.flags.replaced(reasoning_parser=parser)
     return dict.fromkeys(served, VLLMEngine(flags, addrs, length, model.gives_rewards))

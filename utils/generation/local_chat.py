@@ -227,11 +227,6 @@ class LocalChat(Counting):
             ids.pop()
         return ids
 
-    def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
-        """Render groups of prompts; they are tokenized together, on all cores."""
-        ids = iter(self._encode_all([self._text(messages) for group in groups for messages in group]))
-        return [[next(ids) for _ in group] for group in groups]
-
     def _text(self, messages: Messages) -> str:
         """Return a prompt's text; the template writes the beginning of a reply as it writes a whole one.
 

@@ -131,7 +131,14 @@ class Model:
     @cached_property
     def window(self) -> Window:
         max_tokens, room = self._reserve()
-        return Window(self.chat, self._choose_length(max_tokens, room), max_tokens)
+        wanted = self.wanted_length + room
+        length = choose_length(self.chat, self.flags.max_model_len, max_tokens, wanted, self.max_tokens_flag)
+        return Window(self.chat, length, max_tokens)
+
+    @property
+    def engine_length(self) -> int:
+        """Tokens of prompt and output together that the engine is opened for; -1: as many as fit into the memory."""
+        return self.window.length
 
     def _reserve(self) -> tuple[int, int]:
         """Return the tokens to reserve for an output, and how many of them were added for thoughts."""
@@ -144,10 +151,6 @@ class Model:
             what = f"including {room} for thoughts (a guess)" if room else "including its thoughts"
             announce(f"{self.addr} thinks{parser}: {self.max_tokens_flag} {tokens}, {what}")
         return tokens, room
-
-    def _choose_length(self, max_tokens: int, room: int) -> int:
-        wanted = self.wanted_length + room
-        return choose_length(self.chat, self.flags.max_model_len, max_tokens, wanted, self.max_tokens_flag)
 
     @property
     def _room_by_flags(self) -> int:

@@ -1,7 +1,9 @@
 """Requests to engines, and their results. Engines: vllm_engine.py, api_engine.py, encoder_decoder.py."""
 
+import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -12,12 +14,43 @@ Rendered = array | Messages  # token ids (4 bytes each, because a whole test set
 # Flags besides temperature, top_p and seed, by their names in a request: SAMPLED only those of sampling, FURTHER all.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
+CHARACTERS_PER_TOKEN = 4  # about 4 in English, fewer in most other languages
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
 # Finish reasons, in lower case, of texts that are complete; "unknown" if the server gives none. Any other reason
 # (length, error, safety, ...) means that the text was cut.
 FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done", "unknown",
             "endoftext", "endturn", "finish", "finished", "normal", "finish_reason_stop")  # fmt: skip
+
+
+class Room:
+    """Limits the tokens of prompts that are under way at a time; a prompt that is alone may exceed the limit."""
+
+    def __init__(self, size: int):
+        self._size, self._taken = size, 0
+        self._freed = asyncio.Event()
+
+    async def wait(self, tokens: int = 1) -> None:
+        """Wait until there is room for this many tokens; the caller then uses `taken`, before it waits again."""
+        while self._taken and self._taken + tokens > self._size:
+            self._freed.clear()
+            await self._freed.wait()
+
+    @contextmanager
+    def taken(self, tokens: int) -> Iterator[None]:
+        self._taken += tokens
+        try:
+            yield
+        finally:
+            self._taken -= tokens
+            self._freed.set()
+
+
+def count_tokens(prompt: Rendered | None) -> int:
+    """Return the number of a prompt's tokens, or for messages, a guess."""
+    if isinstance(prompt, list):
+        return sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
+    return len(prompt or ())
 
 
 @dataclass(frozen=True)

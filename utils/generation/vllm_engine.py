@@ -23,7 +23,7 @@ import psutil
 from utils.cli import UserError
 from utils.cli.errors import EngineDiedError
 from utils.cli.progress import announce
-from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Sampling, Scored
+from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Room, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
 from utils.generation.vllm_processes import (
@@ -61,7 +61,7 @@ class VLLMEngine:
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: the models to serve: a base model (hub name or folder), folders of its adapters, or both.
-            max_model_len: tokens of prompt and output together.
+            max_model_len: tokens of prompt and output together; -1: the model's limit, or what fits into the memory.
             gives_rewards: the model is a classifier, so that only `reward` can be called.
 
         UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
@@ -112,10 +112,11 @@ class VLLMEngine:
         announce(f"loaded on {self.device}")
         self._count = self._scored = 0
         self._copies = args.data_parallel_size
+        self._length = self._engine.model_config.max_model_len
         # No more prompts at a time than fit into the KV cache: otherwise, some are evicted before they are scored.
         cache = self._engine.vllm_config.cache_config
-        held = cache.num_gpu_blocks * cache.block_size // max_model_len
-        self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
+        self._room = Room(cache.num_gpu_blocks * cache.block_size)
+        self._scored_at_once = asyncio.Semaphore(max(1, self.concurrency // 8))
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         # A schema constrains only what follows the thoughts; gpt-oss's structural tag includes the thoughts.
@@ -143,17 +144,21 @@ class VLLMEngine:
 
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
         """Return how likely each continuation is after a prompt (all are token ids); no text is generated."""
+        tokens = len(prompt) + sum(map(len, continuations))
         async with self._scored_at_once:
-            self._scored += 1
-            # All requests go to one copy of the model, because each copy has its own prefix cache.
-            rank = self._scored % self._copies if self._copies > 1 else None
-            ask = partial(self._ask, model, rank=rank)
-            return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
+            await self._room.wait(tokens)
+            with self._room.taken(tokens):
+                self._scored += 1
+                # All requests go to one copy of the model, because each copy has its own prefix cache.
+                rank = self._scored % self._copies if self._copies > 1 else None
+                ask = partial(self._ask, model, rank=rank)
+                return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
 
     async def reward(self, model: str, prompt: array) -> Rewarded:
         """Return the reward of a whole dialogue: the classifier's only logit at its end."""
         from vllm.pooling_params import PoolingParams
 
+        self._check_length(len(prompt))
         self._count += 1
         params = PoolingParams(task="classify", use_activation=False)
         request = {"prompt_token_ids": list(prompt)}
@@ -170,6 +175,7 @@ class VLLMEngine:
         reasoning_ended: bool = True,
     ) -> "RequestOutput":
         """Return the result of one request; `rank` selects a copy of the model, None leaves the choice to vLLM."""
+        self._check_length(len(token_ids) + params.max_tokens)
         self._count += 1
         results = self._engine.generate(
             {"prompt_token_ids": list(token_ids)},
@@ -180,6 +186,13 @@ class VLLMEngine:
             reasoning_ended=reasoning_ended,
         )
         return await self._final(results)
+
+    def _check_length(self, tokens: int) -> None:
+        """Raise UserError for a request that the memory of this machine cannot hold: a larger one could."""
+        if tokens > self._length:
+            problem = f"a request needs {tokens} tokens, but the memory beside the model's weights holds {self._length}"
+            remedy = f"use more or larger GPUs, or skip longer prompts: --max_model_len {self._length}"
+            raise UserError(f"{problem}\n  {remedy}")
 
     async def _final(self, results: AsyncIterator[T]) -> T:
         """Return the final result of a request; EngineDiedError if the engine dies."""

@@ -176,9 +176,9 @@ class Ask:
 
         `is_shared`: if several records make this call, it is requested and counted once, and all get the same text.
         """
-        steps, key, wanted = self.steps, SHARED if is_shared else self.steps.key, Asked(prompt, **asked)
+        steps, key = self.steps, SHARED if is_shared else self.steps.key
+        wanted = Asked(prompt, **asked | {"items": _kept(asked.get("items", ()))})
         role, chosen, prompts = model or next(iter(self._stage.models)), steps.model(model), steps.around.prompts
-        wanted = replace(wanted, items=_kept(wanted.items))
         shown = wanted.items if isinstance(wanted.items, History) else list(wanted.items)
         texts = {name: str(value) for name, value in wanted.values.items()}
         if chosen.gives_rewards:

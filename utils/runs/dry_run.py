@@ -1,16 +1,14 @@
 """--dry_run: a run without engines counts the completions that the store lacks and the command would pay for."""
 
 import json
-from argparse import Namespace
 from collections.abc import Sequence
 
 from utils.cli import Arguments
 from utils.cli.errors import counted, named, printable
 from utils.files.writing import write_atomically
-from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
-from utils.runs.stage import Stage, models_of
-from utils.runs.tally import Tally
+from utils.runs.stage import Stage
+from utils.runs.tally import Lacking, Tally
 
 # Disk space per token: an answer of 2048 tokens has about 10 kB, the store and the output keep its raw text, the output
 # also the parsed answer, and the output is first written under a temporary name. Higher token limits are for thoughts,
@@ -42,9 +40,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
     is_open = any(tally.stage.many_calls and (tally.left is None or tally.left) for tally in tallies)
     more = ", and more for requests that depend on answers" if is_open else ""
     print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
-    running = [tally.stage for tally in tallies]
-    models = list(models_of(running).values())
-    describe_machine(models[0].flags if models else args, models, stages[0].files[0].path, running)
+    describe_machine(args, tallies, stages[0].files[0].path)
     if isinstance(args.dry_run, str):
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
@@ -68,17 +64,22 @@ def describe_tally(tally: Tally, names: str) -> None:
         print("  requests that depend on the answers to these are not counted")
 
 
-def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stages: Sequence[Stage]) -> None:
+def describe_machine(args: Arguments, tallies: Sequence[Tally], path: str) -> None:
     """Print whether this machine has the memory and disk space for a run; `path` is an output on the disk to check."""
-    loaded, lines, needed = [], [], 0
-    for model in models:
+    lacking_of: dict[str, Lacking] = {}  # by role, with the longest requests
+    needed = 0
+    for tally in tallies:
+        for role, lacking in tally.lacking.items():
+            lacking_of[role] = max(lacking_of.get(role, lacking), lacking, key=lambda one: one.length)
+        tokens = max((model.window.max_tokens for model in tally.stage.models.values()), default=0)
+        num_pieces = sum(len(file.keys or ()) for file in tally.stage.files)
+        needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
+    loaded, lines, models = [], [], [lacking.model for lacking in lacking_of.values()]
+    for model, lacking in zip(models, lacking_of.values(), strict=True):
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
         elif model.is_local:
-            loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit, model.flags.dtype))
-    for stage in stages:
-        tokens = max((model.window.max_tokens for model in stage.models.values()), default=0)
-        num_pieces = sum(len(file.keys or ()) for file in stage.files)
-        needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
+            loaded.append(Loaded(model.addr, lacking.length, model.chat.model_limit, model.flags.dtype))
+    flags = models[0].flags if models else args
     lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
     print(*lines, *describe_disk(path, needed), sep="\n")

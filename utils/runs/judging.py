@@ -1,9 +1,8 @@
 """Everything in evaluate_responses.py except calls to the judge: responses, the judge's window, and score files."""
 
-import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,12 +14,10 @@ from utils.benchmarks.metric import OFFICIAL, Judge, Metric
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import counted
-from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Key, refuse_other_source
 from utils.generation.calls import Call
-from utils.generation.chat import choose_length, render_all
 from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
@@ -43,10 +40,9 @@ from utils.scoring.verdicts import expected_value
 
 SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
-LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
+JUDGE_LENGTH = 32_000  # most tokens of a local judge's prompt and output together, as in the reference code
 ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
 Describe = Callable[..., str]  # returns a score file's summary line, as `describe_scores` in utils/tables/notes.py
-MANY_PROMPTS = 5000  # from this number on, rendering takes seconds, so a message is printed first
 
 
 class Request(NamedTuple):
@@ -117,11 +113,10 @@ class ScoreFile(StageFile):
 
 @dataclass(frozen=True)
 class JudgeModel(Model):
-    """A judge. A local judge's window is only as long as the longest prompt needs, to leave memory to the KV cache."""
+    """A judge with its prompt."""
 
     judge: Judge = None
     prompt: Prompt = None
-    requests: Callable[[], Iterable[Request]] = tuple  # all requests that a run may make
 
     def messages(self, request: Request) -> Messages:
         return self.judge.messages(self.prompt, *request)
@@ -150,25 +145,19 @@ class JudgeModel(Model):
             return super()._reserve()
         return max(map(len, self.options[1].values())) + 1, 0  # vLLM always generates one token
 
-    def _choose_length(self, max_tokens: int, room: int) -> int:
-        needed = self.flags.max_model_len or ANY_LENGTH
-        if self.gives_rewards:
-            return choose_length(self.chat, self.flags.max_model_len, max_tokens, self.wanted_length)
-        if self.is_local and self.flags.max_model_len is None:
-            prompts = [[self.messages(request)] for request in self.requests()]
-            if len(prompts) >= MANY_PROMPTS:
-                announce(f"measuring {counted(len(prompts), 'prompt')}")
-            begin = len(self.options[0]) if self.only_scores else 0
-            longest = max((len(rendered) for [rendered] in render_all(self.chat, prompts)), default=1) + begin
-            needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
-        return choose_length(self.chat, self.flags.max_model_len, max_tokens, needed)
+    @property
+    def engine_length(self) -> int:
+        """As in `Model`; by default, as many tokens as fit into the memory, up to the model's limit."""
+        return self.window.length if self.gives_rewards or self.flags.max_model_len else -1
 
 
-def choose_judge(args: Arguments, judge: Judge, requests: Callable[[], Iterable[Request]] = tuple) -> JudgeModel:
+def choose_judge(args: Arguments, judge: Judge) -> JudgeModel:
     """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     modes = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
-    model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, requests=requests, **modes)
+    if judge.output is not None:  # an API's server knows its limit itself
+        modes["wanted_length"] = ANY_LENGTH if args.openai else JUDGE_LENGTH
+    model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, **modes)
     if judge.output is None and model.is_local and not is_classifier(args.evaluator_llm, args.cache_dir):
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model

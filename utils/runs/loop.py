@@ -97,7 +97,7 @@ def without_branch(work: Coroutine[Any, Any, Any]) -> asyncio.Task:
     """Return a new task that is not the method's, although the method makes it: engines begin tasks in a call."""
     context = copy_context()
     context.run(BRANCH.set, None)
-    return context.run(asyncio.create_task, work)
+    return _Task(work, loop=asyncio.get_running_loop(), context=context)
 
 
 def _make_task(

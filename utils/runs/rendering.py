@@ -132,7 +132,7 @@ def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Pro
         before = (model.chat.prompt_end if model.is_local else "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **asked.fields)
-    return replace(call, options=tokens or None)
+    return replace(call, options=tokens) if tokens else call
 
 
 def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:

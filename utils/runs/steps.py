@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 from prompts import Messages
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
-from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
+from utils.generation.calls import Call, answer_call
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
-from utils.generation.requests import Engine, Rendered
+from utils.generation.requests import Engine, Room, count_tokens
 from utils.runs.loop import BRANCH, Branch, without_branch
 from utils.runs.rendering import MistakeError, Prompts
 from utils.runs.stage import Stage
@@ -31,34 +30,6 @@ class MethodError(Exception):
 
 class NotNow(BaseException):
     """A call cannot be answered now. No `except Exception` of a method catches it."""
-
-
-class Room:
-    """Limits the tokens of prompts under way; the last prompt to fit may exceed the limit."""
-
-    def __init__(self) -> None:
-        self._left = UNDER_WAY
-        self._freed = asyncio.Event()
-
-    async def wait(self) -> None:
-        """Wait until there is room for a prompt; the caller then makes the prompt and uses `taken`."""
-        while self._left <= 0:
-            self._freed.clear()
-            await self._freed.wait()
-
-    @contextmanager
-    def taken(self, prompt: Rendered | None) -> Iterator[None]:
-        """Take room for the prompt until its call ends."""
-        if isinstance(prompt, list):
-            tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
-        else:
-            tokens = len(prompt or ())
-        self._left -= tokens
-        try:
-            yield
-        finally:
-            self._left += tokens
-            self._freed.set()
 
 
 class Found(NamedTuple):
@@ -94,7 +65,7 @@ class Surroundings:
 
     @cached_property
     def room(self) -> Room:
-        return Room()
+        return Room(UNDER_WAY)
 
 
 class Steps:
@@ -130,7 +101,7 @@ class Steps:
         self._branch = Branch()  # of calls of all tasks, unless the method's tasks have branches of their own
         self._under_way: set[asyncio.Task] = set()
         self._loop = asyncio.get_running_loop()
-        self._end = self._loop.create_future()
+        self._end = self._loop.create_future()  # done once the method is, or a call cannot be answered now
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:
@@ -185,7 +156,7 @@ class Steps:
 
     async def _answer(self, role: str, make: Callable[[], Call]) -> Step:
         around = self.around
-        await around.room.wait()
+        await around.room.wait()  # before the call is made: its prompt's size is not known yet
         if self.ended is not None and not isinstance(self.ended, NotStoredError):
             raise self.ended  # after a failure, nothing more is paid for
         try:
@@ -193,7 +164,7 @@ class Steps:
         except Exception as error:
             raise MistakeError from error
         try:
-            with around.room.taken(call.prompt):
+            with around.room.taken(count_tokens(call.prompt)):
                 record = await answer_call(around.engines.get(role), self.model(role), call, role)
         except NotStoredError:
             self.lacking.append((role, call))
@@ -243,6 +214,9 @@ class Steps:
         """Note why a call cannot be answered now. A failure counts more than a completion that is not stored."""
         if self.ended is None or (isinstance(self.ended, NotStoredError) and not isinstance(error, NotStoredError)):
             self.ended, self.role = error, role
+        self._loop.call_soon(self._set_end)  # after the method, which waits for the call, has its NotNow
+
+    def _set_end(self, _: asyncio.Task | None = None) -> None:
         if not self._end.done():
             self._end.set_result(None)
 
@@ -266,7 +240,8 @@ class Steps:
 
         Return whether the method gave up a call: it cancelled one, or returned while one was under way.
         """
-        await asyncio.wait({method, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        method.add_done_callback(self._set_end)
+        await self._end
         self._is_over = method.done()
         gave_up = self._gave_up or (self._is_over and bool(self._under_way))
         while self._under_way:  # these calls are paid for and go into the store

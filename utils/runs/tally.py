@@ -37,6 +37,14 @@ class Lacking:
         self.most_requests += call.policy.max_retries + 1 if writes else 1
         self.most_tokens += call.policy.max_tokens if writes else 0
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output together that the model's engine needs."""
+        window = self.model.window
+        if self.model.engine_length == -1:
+            return min(window.length, max(self.lengths, default=0) + window.max_tokens)
+        return window.length
+
     def cost(self) -> tuple[float, float] | None:
         """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
         if (prices := prices_of(self.model.flags)) is None:
@@ -58,7 +66,7 @@ class Lacking:
             "longest_prompt": max(self.lengths, default=0),
             "most_output_tokens": self.most_tokens,
             "options": self.num_options,
-            "max_model_len": self.model.window.length,
+            "max_model_len": self.length,
             "cost_usd": cost and {"prompts": cost[0], "most": cost[1]},
         }
 
