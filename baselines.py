@@ -26,7 +26,6 @@ from utils import cli
 from utils.benchmarks.checks import Record
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import OpenAPI, open_api
 from utils.runs.answers import (
     add_answer_arguments,
     add_dataset_arguments,
@@ -61,10 +60,10 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     args = cli.prepare_run(args, args.output_addr, args.inputs_addr)
-    return answer_by_method(args, open_api) if args.method else run_stages(prepare(args), args, open_api)
+    return answer_by_method(args) if args.method else run_stages(prepare(args), args)
 
 
 def prepare(args: cli.Arguments) -> list[Stage]:

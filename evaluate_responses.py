@@ -29,7 +29,6 @@ from utils.benchmarks.task import Task
 from utils.files.manifest import refuse_unranked
 from utils.files.output import Key, Piece
 from utils.generation.chat import VERDICT_TOKENS
-from utils.generation.engines import OpenAPI, open_api
 from utils.records.datasets import read_questions
 from utils.records.responses import are_answered
 from utils.runs.ask import Ask
@@ -101,10 +100,10 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     args = cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    return run_stages([prepare(args)], args, open_api)
+    return run_stages([prepare(args)], args)
 
 
 def prepare(args: cli.Arguments) -> Stage:

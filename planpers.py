@@ -19,7 +19,7 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import OpenAPI, choose_model, open_api
+from utils.generation.engines import choose_model
 from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
@@ -48,12 +48,12 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     outputs = [*args.output_addr, *(f"{path}.plans.json" for path in args.output_addr)]
     cli.check_different("--output_addr", outputs)
     args = cli.prepare_run(args, outputs, [*args.inputs_addr, *(args.plans_addr or [])])
-    return run_stages(prepare(args), args, open_api)
+    return run_stages(prepare(args), args)
 
 
 def prepare(args: cli.Arguments) -> list[Stage]:

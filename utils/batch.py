@@ -4,23 +4,30 @@
       --inputs_addr test.json --output_addr none.json
 
 The command is baselines.py, planpers.py, evaluate_responses.py, utils/build_dataset.py or utils/build_personamem.py,
-with its own flags. It runs once to record its requests, which are sent in batches, and then again with the answers,
-until it is finished. Each batch takes up to a day. Run the same command again to wait for batches already sent; none is
-sent twice.
+with its own flags. It runs with --requests_to, which writes the requests that the store lacks to a file. They are sent
+in batches, and their answers are stored, until the command lacks none. Each batch takes up to a day. Run the same
+command again to wait for batches already sent; none is sent twice.
 """
 
 import asyncio
+import json
 import sys
+import tempfile
 from argparse import Namespace
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 from utils import cli
 from utils.cli import UserError
-from utils.generation.requests import UnavailableError
-from utils.runs.runner import NotedError
+from utils.generation.completions import Completions, Lack
+from utils.generation.engines import confirm_model, read_api_key
+from utils.generation.requests import Sampling, UnavailableError
+from utils.generation.store import ModelStore
+from utils.runs.tally import REACHED_BY
 
 COMMANDS = ("baselines.py", "planpers.py", "evaluate_responses.py", "utils/build_dataset.py",
             "utils/build_personamem.py")  # fmt: skip
@@ -34,34 +41,54 @@ def main(argv: list[str] | None = None) -> int:
         parser.refuse(f"give a command to run: {', '.join(COMMANDS)}; see --help")
     if "--openai" not in words:
         raise UserError(f"{words[0]}: batches need an API; give --openai, or run the command without utils/batch.py")
-    return run(words[0], words[1:])
+    command = import_module(words[0].removesuffix(".py").replace("/", "."))
+    engines: dict[tuple[str, ...], Any] = {}  # a `BatchEngine` for each API
+    models: dict[str, Completions] = {}
+    asked: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        path = Path(folder) / "requests.jsonl"
+        while True:
+            path.write_text("")
+            code = command.main([*words[1:], "--requests_to", str(path)])
+            lines = {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+            if not lines:
+                return code
+            if lines.keys() <= asked:  # neither a batch nor a request of its own has got an answer
+                return command.main(words[1:])
+            asked |= lines.keys()
+            answer(lines, engines, models, runner)
 
 
-def run(script: str, words: list[str]) -> int:
-    """Run a command again until it notes no more requests, and return its exit code."""
-    from utils.generation.batches import Asked, BatchEngine  # imports openai
+def answer(
+    lines: dict[str, dict[str, Any]],
+    engines: dict[tuple[str, ...], Any],
+    models: dict[str, Completions],
+    runner: asyncio.Runner,
+) -> None:
+    """Store the answers to the requests that a run has written; `engines` and `models` are those opened so far."""
+    from utils.generation.batches import BatchEngine, Wanted  # imports openai
 
-    command = import_module(script.removesuffix(".py").replace("/", "."))
-    by_api: dict[tuple[str | None, str | None], tuple[Namespace, str, Asked]] = {}
-
-    def open_batches(flags: Namespace, api_key: str) -> BatchEngine:
-        return BatchEngine(*by_api.setdefault((flags.base_url, flags.api_key_addr), (flags, api_key, Asked())))
-
-    async def answer_noted() -> None:
-        for flags, api_key, requests in by_api.values():
-            engine = BatchEngine(flags, api_key, requests)
+    by_api: dict[tuple[str, ...], dict[str, Wanted]] = {}
+    for key, line in lines.items():
+        flags = Namespace(**{name: line[name] for name in REACHED_BY})
+        if (model := json.dumps(line["described"])) not in models:
+            store = ModelStore(flags.completions, line["model"], line["described"])
+            confirm_model(flags, line["model"], line["identity"], store)
+            models[model] = Completions(store, is_greedy_seeded=True, cached_only=False)
+        api = (flags.base_url, flags.api_key_addr)
+        if api not in engines:
+            engines[api] = BatchEngine(flags, read_api_key(flags.api_key_addr))
+        sampling = Sampling(**line["sampling"] | {"stop": tuple(line["sampling"]["stop"])})
+        lack = Lack(key, line["prompt"], sampling, line["fields"])
+        by_api.setdefault(api, {})[key] = Wanted(line["model"], models[model], lack)
+    with ExitStack() as closes:
+        for completions in models.values():
+            closes.enter_context(closing(completions.store))
+        for api, wanted in by_api.items():
             try:
-                await engine.answer_noted()
+                runner.run(engines[api].answer(wanted))
             except UnavailableError as error:
                 raise UserError(f"{error}\n  run the same command again to wait for the batches already sent") from None
-            finally:
-                await engine.close()
-
-    while True:
-        try:
-            return command.main(words, open_batches)
-        except NotedError:
-            asyncio.run(answer_noted())
 
 
 if __name__ == "__main__":

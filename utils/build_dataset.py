@@ -43,7 +43,6 @@ from utils.files.json_files import read_json, read_toml
 from utils.files.locks import Lock
 from utils.files.made import say_finished
 from utils.files.writing import check_could_write, write_array, write_synced
-from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages
 
@@ -115,7 +114,7 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
     args = cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
@@ -131,7 +130,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         counts = {"posts": index.counts(), "candidates": make_candidates(args, steps, index, files)}
         candidates = read_json(folder / "candidates.json")[: args.limit]
         stages = stages_of(args, SCRIPT, candidates, FILTER, ASPECTS)
-        code = run_stages(stages, args, open_api)
+        code = run_stages(stages, args)
         if args.dry_run or not are_complete(stages):
             return code
         for question in (FILTER, ASPECTS):

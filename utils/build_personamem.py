@@ -37,7 +37,6 @@ from utils.files.manifest import describe_run, noted_settings, publish, publishi
 from utils.files.output import Key, Piece, Pieces
 from utils.files.writing import check_could_write, write_synced
 from utils.generation.chat import APIChat
-from utils.generation.engines import OpenAPI, open_api
 from utils.generation.local_chat import load_tokenizer
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
@@ -120,7 +119,7 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
     args = args.replaced(
@@ -138,7 +137,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
         return code
     if {*args.step} & {*STEPS[:3]}:
         stages = make_stages(args)
-        code = run_stages(stages, args, open_api)
+        code = run_stages(stages, args)
         if args.dry_run or not are_complete(stages):
             return code
     if "assemble" in args.step:

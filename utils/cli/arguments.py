@@ -180,6 +180,10 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add("--cached_only", action="store_true",
         help="use only stored completions: send no requests, load no model (off)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--requests_to", metavar="FILE",
+        help="write the requests to APIs that the store lacks to this file, instead of sending them (utils/batch.py "
+        "uses it)")
+    parser.not_a_setting("--requests_to", "it only decides who sends requests")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
     parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their keys")

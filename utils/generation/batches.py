@@ -1,8 +1,8 @@
-"""OpenAI's batch interface for utils/batch.py: collect requests, send them in batches, and read the answers.
+"""OpenAI's batch interface for utils/batch.py: send requests in batches, and store the answers.
 
-A request's id is a hash of its body, its seed, and the API's address. `batches.jsonl` in the store's folder has a line
-per batch: its id, the hash of its content, and the ids of its requests. If the process died before it recorded the id
-of a batch, the batch is found in the API's list by the hash of its content.
+A request's id is its key in the store. `batches.jsonl` in the store's folder has a line per batch: its id, the hash of
+its content, and the ids of its requests. If the process died before it recorded the id of a batch, the batch is found
+in the API's list by the hash of its content.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ import json
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Awaitable, Collection, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,113 +27,126 @@ from utils.files.locks import locked
 from utils.files.writing import open_appending, sync, write_line
 from utils.generation.api_engine import APIEngine
 from utils.generation.api_server import AbsentError, field_of
-from utils.generation.completions import NotStoredError
-from utils.generation.refusals import Refusals
-from utils.generation.requests import Completion, RefusedError, Rendered, Sampling, UnavailableError
+from utils.generation.completions import Completions, Lack
+from utils.generation.requests import RefusedError, UnavailableError
 
 Fields = dict[str, Any]  # a JSON object
 
 MOST_REQUESTS = 50_000  # per batch; this limit and the next one are from OpenAI's documentation
 MOST_BYTES = 200_000_000
 ROUNDS = 3  # failed batches, or tries of an output, after which a request is sent without a batch
+SINGLES = 3  # requests that go alone one by one, before others follow at the same time
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
 FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of an uploaded file
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
 
 
-@dataclass
-class Asked:
-    """Requests to one API by their ids, kept from one run of a command to the next."""
+@dataclass(frozen=True)
+class Wanted:
+    """A request whose answer is to be stored."""
 
-    noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests not sent yet
-    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why the content was refused
-    tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; from ROUNDS on, it goes alone
-    read: set[str] = field(default_factory=set)  # ids of batches that were read
-    refusals: Refusals | None = None  # what the API has refused so far
-    answering: set[str] = field(default_factory=set)  # models that have answered
+    model: str
+    completions: Completions
+    lack: Lack
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """As `APIEngine` tells kinds of requests apart."""
+        return self.model, isinstance(self.lack.sampling.schema, dict)
 
 
 class BatchEngine(APIEngine):
-    """An `APIEngine` that reads completions from batches, and collects requests that no batch has answered."""
+    """An `APIEngine` that gets answers from batches."""
 
-    def __init__(self, args: Namespace, api_key: str, shared: Asked):
+    def __init__(self, args: Namespace, api_key: str):
         super().__init__(args, api_key)
-        self._shared, self._base_url = shared, args.base_url
-        self.refusals = shared.refusals = shared.refusals or self.refusals
-        self._answering = shared.answering
         self._path = Path(args.completions) / "batches.jsonl"
-        self._finding, self._has_found = asyncio.Lock(), False
+        self._wanted: dict[str, Wanted] = {}  # by key, in order: the same requests give the same content
+        self._requests: dict[str, Fields] = {}  # with all parameters, by key
+        self._tries = Counter[str]()  # failed batches by the body's hash; from ROUNDS on, the request goes alone
+        self._done: set[str] = set()  # keys of answers that are stored
+        self._failed: set[str] = set()  # keys of requests that have failed alone
+        self._read_batches: set[str] = set()  # ids of batches that were read
 
-    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Like `APIEngine.complete`, but with the answers of batches.
+    async def answer(self, wanted: Mapping[str, Wanted]) -> None:
+        """Store answers to requests, by key: from batches sent earlier, then from new batches.
 
-        NotStoredError if no batch has the answer yet; the request is then noted for the next batch.
+        The first request to a model goes alone, so that a batch does not fail for what the API refuses in all requests.
+        So does a request that the API refuses, or that has failed often; what it teaches sends others in a batch again.
         """
-        shared, schema, alone = self._shared, sampling.schema, super().complete
-        request = await self._request(model, prompt, sampling)
-        # The first individual requests find out what the API refuses; the others wait for them.
-        async with self._finding:
-            refused = self.refusals.refused
-            body = self.refusals.body(refused, request, schema)
-            # The key has the seed even if the request does not: otherwise, two samples would share a request.
-            key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
-            goes_alone = max(sampling.attempt, shared.tries[key]) >= ROUNDS
-            if goes_alone and (self.refusals.doubtful or not self._has_found):
-                self._has_found = True
-                return await alone(model, prompt, sampling)
-        if goes_alone:
-            return await alone(model, prompt, sampling)
-        answer = shared.answers.pop(key, None)
-        if isinstance(answer, str):
-            raise RefusedError(answer)
-        if answer is not None:
-            try:
-                return self.refusals.with_refused(refused, request, schema, self._read(answer, sampling, body))
-            except UnavailableError:  # the answer is not a completion
-                shared.tries[key] += 1
-        shared.noted[key] = body
-        raise NotStoredError
+        self._wanted = wanted = dict(sorted(wanted.items()))
+        self._requests = {
+            key: await self._request(one.model, one.lack.prompt, one.lack.sampling) for key, one in wanted.items()
+        }
+        await self._take_sent(wanted.keys())
+        if self._for_batches(wanted):
+            await self._insist(self._list)  # an API without batches is asked for nothing else
+        for completions in dict.fromkeys(one.completions for one in wanted.values()):
+            own = {key: one for key, one in wanted.items() if one.completions is completions}
+            with self._locked():  # another process may ask the same
+                completions.store.refresh()
+                self._done |= {key for key in own if completions.store.get(key) is not None}
+                is_first = completions.store.is_empty
+                for key, one in own.items():
+                    if is_first and one.kind not in self._kinds:
+                        await self._ask_alone(key, one)
+        while left := {key: one for key, one in wanted.items() if key not in self._done | self._failed}:
+            if rest := self._for_batches(left):
+                await self._send_batches(rest)
+                continue
+            for item in [*left.items()][:SINGLES]:  # each may show what the API refuses in all of them
+                await self._ask_alone(*item)
+                if self._for_batches(left):
+                    break
+            else:
+                await asyncio.gather(*(self._ask_alone(*item) for item in [*left.items()][SINGLES:]))
+        for completions in dict.fromkeys(one.completions for one in wanted.values()):
+            completions.keep_refusals()
 
-    async def answer_noted(self) -> None:
-        """Get answers to the collected requests: from batches sent earlier, then from new batches."""
-        shared = self._shared
-        left = dict(sorted(shared.noted.items()))  # the same requests give the same content
-        shared.noted.clear()
-        await self._take_sent(left)
-        rest, parts = self._unanswered(left), []
-        lines = self._recorded()
+    def _for_batches(self, wanted: Mapping[str, Wanted]) -> dict[str, Fields]:
+        """Return the bodies of requests that may be sent in a batch: without an answer, and not failed too often."""
+        ended = self._done | self._failed
+        left = [key for key, one in wanted.items() if key not in ended and one.lack.sampling.attempt < ROUNDS]
+        return {key: body for key in left if self._tries[_digest(body := self._body(key))] < ROUNDS}
+
+    def _body(self, key: str) -> Fields:
+        schema = self._wanted[key].lack.sampling.schema
+        return self.refusals.body(self.refusals.refused, self._requests[key], schema)
+
+    async def _ask_alone(self, key: str, one: Wanted) -> None:
+        """Ask without a batch, and store the answer; the run itself asks again for what fails here."""
+        completions, (_, prompt, sampling, fields) = one.completions, one.lack
+        try:
+            await completions.complete(self, one.model, completions.hashed(prompt), sampling, False, **fields)
+            self._done.add(key)
+        except (UnavailableError, RefusedError):
+            self._failed.add(key)
+
+    async def _send_batches(self, bodies: dict[str, Fields]) -> None:
+        parts, lines = [], self._recorded()
         sent = {line["sha256"] for line in lines if "id" in line}
         for line in lines:  # first, unchanged, each batch that a process may have sent before it died
-            if line["sha256"] not in sent and rest.keys() >= set(line["requests"]):
-                parts.append({key: rest.pop(key) for key in line["requests"]})
-        for part in parts + parts_of(rest):
+            if line["sha256"] not in sent and bodies.keys() >= set(line["requests"]):
+                parts.append({key: bodies.pop(key) for key in line["requests"]})
+        for part in parts + parts_of(bodies):
             await self._ask_for(part)
-        shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
-
-    def _unanswered(self, requests: dict[str, Fields]) -> dict[str, Fields]:
-        """Return the requests that are still to be sent in a batch: without an answer, and not failed too often."""
-        shared = self._shared
-        return {key: requests[key] for key in requests if key not in shared.answers and shared.tries[key] < ROUNDS}
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
-        """Get answers to these requests from one batch, or from smaller ones if the API's queue is full."""
+        """Get answers to the requests with these bodies from one batch, or from two if the API's queue is full."""
         shared = {"method": "POST", "url": "/v1/chat/completions"}
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self._path, patience=math.inf):
-            is_new = not self._unread(part)
+        with self._locked():
+            is_new = not self._unread(part.keys())
             batch_id = await self._insist(lambda: self._submit(content, list(part))) if is_new else None
         if not is_new:  # another process has just sent some of them
-            await self._take_sent(part)
-            left = self._unanswered(part)
-            return await self._ask_for(left) if left else None
+            return await self._take_sent(part.keys())
         size = f"{counted(len(part), 'request')}, {len(content) / 1e6:.1f} MB"
         announce(f"{batch_id}: {size}; if you stop now, run the same command again to wait for it")
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
         if TOO_MUCH in [field_of(error, "code", str) for error in errors] and len(part) > 1:
-            self._shared.read.add(batch_id)
+            self._read_batches.add(batch_id)
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
@@ -142,23 +155,36 @@ class BatchEngine(APIEngine):
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
             await self._take(batch, part.keys())
-            self._shared.read.add(batch_id)
+            self._read_batches.add(batch_id)
 
-    async def _take_sent(self, left: dict[str, Fields]) -> None:
-        """Read the answers to these requests from batches that are already sent, once they have ended."""
-        for batch_id, requests in self._unread(left).items():
+    async def _take_sent(self, keys: Set[str]) -> None:
+        """Store the answers to these requests from batches that are already sent, once they have ended."""
+        for batch_id, requests in self._unread(keys).items():
             announce(f"{batch_id}: already sent by an earlier run")
             with suppress(AbsentError):  # the API keeps files for 30 days
-                await self._take(await self._ended(batch_id, len(requests)), requests & left.keys())
-            self._shared.read.add(batch_id)
+                await self._take(await self._ended(batch_id, len(requests)), requests & keys)
+            self._read_batches.add(batch_id)
+
+    def _locked(self) -> AbstractContextManager[None]:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return locked(self._path, patience=math.inf)
+
+    async def _list(self) -> list[Fields]:
+        async def read() -> list[Fields]:
+            return [batch.model_dump(warnings=False) async for batch in self._client.batches.list(limit=100)]
+
+        try:
+            return await self._explained(read())
+        except AbsentError as error:
+            hint = "\n  this API may not support batches; then run the command without utils/batch.py"
+            raise UserError(f"{error}{hint}") from None
 
     async def _submit(self, content: bytes, requests: list[str]) -> str:
         """Send a batch with this content, or find it at the API if its id was not recorded; return its id."""
         digest, recorded = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
 
         async def find() -> list[str]:
-            batches = [batch.model_dump(warnings=False) async for batch in self._client.batches.list(limit=100)]
-            same = [batch for batch in batches if field_of(batch.get("metadata"), "sha256", str) == digest]
+            same = [batch for batch in await self._list() if field_of(batch.get("metadata"), "sha256", str) == digest]
             return [batch["id"] for batch in same if batch["status"] != "failed" and batch["id"] not in recorded]
 
         async def send() -> list[str]:
@@ -184,14 +210,10 @@ class BatchEngine(APIEngine):
             )
             return [batch.id]
 
-        try:
-            ids = await self._explained(find())
-            if not ids:
-                self._record({"sha256": digest, "requests": requests})
-                ids = await self._explained(send())
-        except AbsentError as error:
-            hint = "\n  this API may not support batches; then run the command without utils/batch.py"
-            raise UserError(f"{error}{hint}") from None
+        ids = await find()
+        if not ids:
+            self._record({"sha256": digest, "requests": requests})
+            ids = await self._explained(send())
         if not isinstance(ids[0], str):
             raise UnavailableError(f"the {self.device} returned a batch without an id")
         self._record({"id": ids[0], "sha256": digest, "requests": requests})
@@ -207,13 +229,13 @@ class BatchEngine(APIEngine):
         content = self._path.read_bytes() if self._path.exists() else b""
         return [line for line in _read_lines(content, "sha256") if isinstance(line.get("requests"), list)]
 
-    def _unread(self, left: dict[str, Fields]) -> dict[str, set[str]]:
+    def _unread(self, keys: Set[str]) -> dict[str, set[str]]:
         """Return the sent batches that have some of these requests and are not read yet: batch id -> request ids."""
         sent = {line["id"]: set(line["requests"]) for line in self._recorded() if "id" in line}
         return {
             batch_id: requests
             for batch_id, requests in sent.items()
-            if batch_id not in self._shared.read and requests & left.keys()
+            if batch_id not in self._read_batches and requests & keys
         }
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
@@ -236,9 +258,9 @@ class BatchEngine(APIEngine):
                     return batch
                 await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
 
-    async def _take(self, batch: Fields, requests: Collection[str]) -> None:
-        """Read a finished batch's answers to these requests; an expired batch has only some of the answers."""
-        shared, completed = self._shared, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
+    async def _take(self, batch: Fields, keys: Set[str]) -> None:
+        """Store a finished batch's answers to these requests; an expired batch has only some of the answers."""
+        completed = field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
         for name, number in (("output", completed), ("error", 0)):
             if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
                 continue
@@ -246,18 +268,30 @@ class BatchEngine(APIEngine):
             for line in _read_lines(content, "custom_id"):
                 key, response = line["custom_id"], field_of(line, "response", dict)
                 status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
-                if key not in requests or status is None:  # None: the request expired
-                    continue
-                error = field_of(body, "error", dict)
-                problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
-                if status == 200:
-                    shared.answers[key] = _encode(body)
-                elif isinstance(problem, RefusedError):
-                    shared.answers[key] = str(problem)
-                elif not isinstance(problem, UnavailableError):
-                    shared.tries[key] = ROUNDS
+                if key in keys and status is not None:  # None: the request expired
+                    self._take_answer(key, status, body)
         if batch["status"] != "failed":  # a failed batch never began
-            shared.tries.update(key for key in requests if key not in shared.answers)
+            self._tries.update(_digest(self._body(key)) for key in keys if key not in self._done)
+
+    def _take_answer(self, key: str, status: int, answer: Fields | None) -> None:
+        """Store an answer or a refusal; a request that cannot be sent in this form any more gets its last try."""
+        one, error, body = self._wanted[key], field_of(answer, "error", dict), self._body(key)
+        schema, result = one.lack.sampling.schema, None
+        problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
+        if status == 200:
+            with suppress(UnavailableError):  # the answer is not a completion
+                completion = self._read(_encode(answer), one.lack.sampling, body)
+                refused = self.refusals.refused
+                result = self.refusals.with_refused(refused, self._requests[key], schema, completion)
+                self._has_answered(one.model)
+        elif isinstance(problem, RefusedError):
+            result = problem
+        elif not isinstance(problem, UnavailableError):
+            self._tries[_digest(body)] = ROUNDS
+        if result is not None:
+            self._done.add(key)
+            if one.completions.store.get(key) is None:  # another process may have read the same batch
+                one.completions.keep(key, one.lack.fields, result)
 
     async def _whole_file(self, file_id: str, number: int) -> bytes:
         """Return the content of a file of at least `number` lines; UnavailableError if it is cut short."""
@@ -278,7 +312,7 @@ class BatchEngine(APIEngine):
             raise UnavailableError(f"the {self.device} returned unexpected JSON: {error}") from None
 
 
-def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
+def parts_of(bodies: Mapping[str, Fields]) -> list[dict[str, Fields]]:
     """Return requests split into batches, each as large as the limits allow."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
@@ -301,3 +335,7 @@ def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
 
 def _encode(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _digest(body: Fields) -> str:
+    return hashlib.sha256(_encode(body)).hexdigest()

@@ -29,8 +29,21 @@ KEY_DIGITS = 32  # hex digits of a request's hash that identify it
 WAIT_SECONDS = 60  # until a network file system surely shows what another node has just written
 
 
+class Lack(NamedTuple):
+    """A completion that the store lacks."""
+
+    key: str  # in the store
+    prompt: Rendered
+    sampling: Sampling
+    fields: dict[str, Any]  # further fields of its line
+
+
 class NotStoredError(Exception):
-    """The store lacks a completion, and either no engine is open, or the request was only noted for a batch."""
+    """The store lacks a completion, a score or a reward, and no engine is open; `lack` is None but for completions."""
+
+    def __init__(self, lack: Lack | None = None):
+        super().__init__(lack)
+        self.lack = lack
 
 
 class Hashed(NamedTuple):
@@ -98,22 +111,28 @@ class Completions:
                 values["refused_parameters"] = tuple(values.get("refused_parameters", ()))
                 return ended_at_stop(Completion(**values), sampling.stop)
             if engine is None:
-                raise NotStoredError
+                raise NotStoredError(Lack(key, hashed.prompt, sampling, fields))
             completion = await self._unless_refused(key, fields, engine.complete(model, hashed.prompt, sampling))
-            written = {name: value for name, value in asdict(completion).items() if value != DEFAULTS[name]}
-            self._keep(key, fields | written)
+            self.keep(key, fields, completion)
             return ended_at_stop(completion, sampling.stop)
+
+    def keep(self, key: str, fields: dict[str, Any], result: Completion | RefusedError) -> None:
+        """Store a completion, or that the server refuses the request, with `fields`."""
+        if isinstance(result, RefusedError):
+            return self._keep(key, fields | {"refused": str(result)})
+        written = {name: value for name, value in asdict(result).items() if value != DEFAULTS[name]}
+        self._keep(key, fields | written)
+        self._has_answered = True
 
     async def _unless_refused(self, key: str, fields: dict[str, Any], request: Awaitable[T]) -> T:
         """Return a request's result; if the server refuses it, keep the refusal with `fields`, and raise it."""
         try:
             result = await request
         except RefusedError as refusal:
-            refused = fields | {"refused": str(refusal)}
             if refusal.is_certain:
-                self._keep(key, refused)
+                self.keep(key, fields, refusal)
             else:
-                self._refused[key] = refused
+                self._refused[key] = fields | {"refused": str(refusal)}
             raise
         self._has_answered = True
         self.keep_refusals()

@@ -6,7 +6,7 @@ Local models with the same base model share an engine, and so do models behind t
 import json
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +26,6 @@ from utils.models.adapters import adapter_base
 from utils.models.hub import MissingError, find_headers, identify_local_model, model_file, model_fingerprint
 
 AnyModel = TypeVar("AnyModel", bound=Model)
-OpenAPI = Callable[[Namespace, str], Engine]  # opens an API's engine, from flags and key; utils/batch.py has its own
 
 
 def identify_model(args: Namespace, model_addr: str, for_api: str = "add --openai") -> str:
@@ -219,14 +218,7 @@ def open_completions(flags: Namespace, model_addr: str, identity: str, **setting
     return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, waits)
 
 
-def open_api(flags: Namespace, api_key: str) -> Engine:
-    """Return the engine behind an API."""
-    from utils.generation.api_engine import APIEngine  # imports openai
-
-    return APIEngine(flags, api_key)
-
-
-def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: OpenAPI) -> dict[str, Engine]:
+def open_engines(models: Mapping[str, Model], wanted: Sequence[str]) -> dict[str, Engine]:
     """Return engines by role: for all API models in `wanted`, and for the first role's model if that is local.
 
     The local model's engine also serves all other models with the same base model.
@@ -239,7 +231,9 @@ def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: O
             place = flags.base_url, flags.api_key_addr
             confirm_model(flags, model.addr, model.identity, model.completions.store)
             if place not in by_api:
-                by_api[place] = open_api(flags, read_api_key(flags.api_key_addr))
+                from utils.generation.api_engine import APIEngine  # imports openai
+
+                by_api[place] = APIEngine(flags, read_api_key(flags.api_key_addr))
             engines[role] = by_api[place]
     return engines if wanted[0] in engines else engines | _load(models, wanted[0])
 

@@ -160,7 +160,7 @@ class Ask:
             try:
                 order, shares_words = await self._stage.search.order(self._searched, query)
             except NotStoredError:
-                self.steps.lacking.append(("search", None))
+                self.steps.lacking.append(("search", None, None))
                 raise
             best = [place for place in order if place not in excluded][:k]
             line = {"query": query, "ids": [self._searched.ids[place] for place in best]}

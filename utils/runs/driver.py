@@ -1,5 +1,6 @@
 """The driver of every script that asks a model: check the outputs, then make what they lack, or only count it."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -7,7 +8,7 @@ from contextlib import ExitStack
 from utils import cli
 from utils.cli import Arguments
 from utils.cli.errors import counted, first_five, printable
-from utils.generation.engines import OpenAPI, open_api
+from utils.files.writing import write_atomically
 from utils.runs.dry_run import describe_requests
 from utils.runs.publishing import report_shard
 from utils.runs.runner import make_pieces
@@ -18,18 +19,16 @@ from utils.runs.trace import check_trace, has_trace
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
 
 
-def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = open_api) -> int:
+def run_stages(stages: Sequence[Stage], args: Arguments) -> int:
     """Make the outputs that are not finished, and return the exit code. With --dry_run, only count what they lack.
 
     A record that a server failed to answer has no piece. If a server stops answering, all stages that use it end early.
 
-    Args:
-        open_api: returns the engine for an API, given the flags and the key.
+    With --requests_to, requests to APIs are written to that file.
 
     Raises:
         UserError: an output cannot be written, a server has never answered, or the store lacks a completion that was
             paid for before or that --cached_only needs. Other exceptions of an engine or the store also end the run.
-        NotedError: the open engine notes requests instead of making them.
         KeyboardInterrupt: SIGINT or SIGTERM was received. Completions received until then are in the store.
     """
     left = unfinished(stages, args)
@@ -44,7 +43,7 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     for model in models_of(running).values():
         model.load()
     if args.dry_run:
-        tallies = make_pieces(running, args, open_api)
+        tallies = make_pieces(running, args)
         describe_requests(stages, tallies, args)
         return max([0, *(report_raised(tally.raised) for tally in tallies)])
     for stage in running:
@@ -56,7 +55,12 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
             locks.callback(file.close)
             if args.trace and not file.is_shard:
                 check_trace(file)
-        tallies = make_pieces(running, args, open_api)
+        tallies = make_pieces(running, args)
+    if args.requests_to:
+        lines = [json.dumps(line) + "\n" for tally in tallies for line in tally.noted.values()]
+        write_atomically(args.requests_to, "".join(lines))
+        if lines:
+            return 0
     report_shard(args, [file.path for stage in running for file in stage.files])
     return report(tallies)
 

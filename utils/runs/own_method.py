@@ -21,7 +21,7 @@ from utils.files.manifest import noted_settings, without_password
 from utils.files.output import refuse_other_source
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import OpenAPI, choose_model, is_classifier, is_encoder_decoder
+from utils.generation.engines import choose_model, is_classifier, is_encoder_decoder
 from utils.generation.model import Model
 from utils.runs.answers import Dataset, ResponseFile, check_ranked, read_datasets
 from utils.runs.driver import run_stages
@@ -40,7 +40,7 @@ ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that par
 }
 
 
-def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
+def answer_by_method(args: Arguments) -> int:
     """Answer the questions by --method and return the exit code."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
@@ -55,7 +55,7 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     settings = settings_of_method(args, task, models) | {"code": method.code(), "search": search.settings}
     answers = MethodFile(dataset, settings, method.path, models)
     stage = Stage(task, answers.records, partial(method, task=task, shown=shown), [answers], models, search=search)
-    return run_stages([stage], args, open_api)
+    return run_stages([stage], args)
 
 
 class MethodFile(ResponseFile):

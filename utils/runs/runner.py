@@ -15,7 +15,7 @@ from typing import Any
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
 from utils.generation.completions import NotStoredError
-from utils.generation.engines import OpenAPI, open_engines
+from utils.generation.engines import open_engines
 from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask
 from utils.runs.loop import Loop
@@ -30,10 +30,6 @@ OUTAGE = 3  # a server counts as gone after this many unanswered records in a ro
 Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 
-class NotedError(Exception):
-    """All requests that records need now are noted; the run can continue once they are answered (utils/batch.py)."""
-
-
 @dataclass
 class Servers:
     """State of the servers in all stages of a run, by role."""
@@ -42,10 +38,11 @@ class Servers:
     gone: dict[str, str] = field(default_factory=dict)  # role whose server no longer answers -> the problem
 
 
-def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI) -> list[Tally]:
+def make_pieces(stages: Sequence[Stage], args: Arguments) -> list[Tally]:
     """Run all records of these stages, publish the files, and return the tallies; exceptions are as in `run_stages`.
 
-    With --dry_run, records only run as far as the store has their completions, and nothing is published.
+    With --dry_run, records only run as far as the store has their completions, and nothing is published. With
+    --requests_to, only engines of local models are opened, and the requests to APIs are noted.
     """
     tallies, servers = [Tally(stage) for stage in stages], Servers()
     with ExitStack() as closes:
@@ -54,15 +51,14 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI) -> 
         loop = closes.enter_context(closing(Loop()))
         left = loop.run(_advance(tallies, {}, servers, args))
         while left and not args.dry_run:
-            role = left[0].awaits()
             for tally in left:
                 _refuse_requests(tally)
-            others = [name for name in left[0].stage.models if name != role]
+            if (role := left[0].awaits(is_local=args.requests_to is not None)) is None:
+                break
+            others = [] if args.requests_to else [name for name in left[0].stage.models if name != role]
             with exit_on_signal():
-                engines = open_engines(models_of(stages), [role, *others], open_api)
+                engines = open_engines(models_of(stages), [role, *others])
             left = loop.run(_advance(left, engines, servers, args))
-            if left and left[0].awaits() in engines:
-                raise NotedError
     return tallies
 
 
@@ -127,6 +123,7 @@ class Pass:
         if tally.left is None:
             tally.begin(args)
         tally.needs.clear()
+        tally.noted.clear()
         around = Surroundings(stage, self._engines, args, self._count_call, tally.is_traced)
         waiting, engines = iter(tally.left.items()), dict(self._engines)
         before, by_role = stage.requested(), {role: stage.requested(role) for role in engines}
@@ -169,7 +166,7 @@ class Pass:
     def _waits(self) -> bool:
         """Return whether no further record can end before an engine is open, which will be opened next."""
         models = list(self._stage.models.items())
-        if self._args.dry_run or self._engines or len(models) != 1 or not self._tally.needs:
+        if self._args.dry_run or self._args.requests_to or self._engines or len(models) != 1 or not self._tally.needs:
             return False
         [(role, model)] = models
         return role not in self._servers.gone and not model.completions.cached_only
@@ -204,6 +201,8 @@ class Pass:
             tally.needs[place] = role
             if self._args.dry_run:
                 tally.add_lacking(steps)
+            if self._args.requests_to:
+                tally.note_requests(steps)
         elif isinstance(ended, UnavailableError):
             tally.missing[place] = str(ended)
             replies = self._stage.models[role].completions.replies

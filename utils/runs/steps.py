@@ -12,7 +12,7 @@ from prompts import Messages
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
 from utils.generation.calls import Call, answer_call
-from utils.generation.completions import NotStoredError
+from utils.generation.completions import Lack, NotStoredError
 from utils.generation.model import Model
 from utils.generation.requests import Engine, Room, count_tokens
 from utils.runs.loop import BRANCH, Branch, without_branch
@@ -79,8 +79,8 @@ class Steps:
     Attributes:
         ended: why the first call could not be answered, or the first failure if one follows; None if all calls were.
         role: the role of that call.
-        lacking: role and call of each completion that the store lacks while its engine is not open; "search" and None
-            for a search that lacks embeddings.
+        lacking: role, call and `Lack` of each result that the store lacks while its engine is not open; "search" and
+            twice None for a search that lacks embeddings.
         call_hashes: hashes of the record's calls; each repetition of a call has a hash of its own.
         shown: items and values in the record's prompts; a dict, to keep their order.
         notes: what `ask.note` has added.
@@ -90,7 +90,7 @@ class Steps:
         self.key, self.around = key, around
         self.ended: Exception | None = None
         self.role = ""
-        self.lacking: list[tuple[str, Call | None]] = []
+        self.lacking: list[tuple[str, Call | None, Lack | None]] = []
         self.call_hashes: set[int] = set()
         self.shown: dict[str, None] = {}
         self.notes: dict[str, Any] = {}
@@ -166,8 +166,8 @@ class Steps:
         try:
             with around.room.taken(count_tokens(call.prompt)):
                 record = await answer_call(around.engines.get(role), self.model(role), call, role)
-        except NotStoredError:
-            self.lacking.append((role, call))
+        except NotStoredError as error:
+            self.lacking.append((role, call, error.lack))
             raise
         except MistakeError:  # of a parser: there was a text
             around.landed(role)

@@ -15,6 +15,10 @@ from utils.runs.stage import Place, Stage
 from utils.runs.steps import Step, Steps
 from utils.runs.trace import Trace
 
+# Flags that say how an API is reached.
+REACHED_BY = ("completions", "base_url", "api_key_addr", "model_id", "seed", "max_retries", "request_timeout",
+              "max_concurrency")  # fmt: skip
+
 
 @dataclass
 class Lacking:
@@ -105,6 +109,7 @@ class Tally:
         requested: how many completions the stage has requested.
         devices: those of the engines that were used; a dict, to keep their order.
         lacking: the requests that the store cannot answer, by role (--dry_run).
+        noted: lines for the file of --requests_to, by the keys of the requests.
         lacking_searches: the number of searches that need the encoder (--dry_run).
     """
 
@@ -121,6 +126,7 @@ class Tally:
         self.asked_otherwise: set[Place] = set()
         self.devices: dict[str, None] = {}
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
+        self.noted: dict[str, dict[str, Any]] = {}
         self._traces: dict[StageFile, Trace] = {}
         self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
 
@@ -147,10 +153,15 @@ class Tally:
     def is_traced(self) -> bool:
         return bool(self._traces)
 
-    def awaits(self) -> str:
-        """Return the role whose engine most records wait for; in a tie, the first such role."""
-        waiting = Counter(self.needs.values())
-        return max(self.stage.models, key=lambda role: waiting[role])
+    def awaits(self, is_local: bool = False) -> str | None:
+        """Return the role whose engine most records wait for; in a tie, the first such role; None if there is none.
+
+        With `is_local`, only roles with a local model count.
+        """
+        waiting = Counter(role for role in self.needs.values() if not is_local or self.stage.models[role].is_local)
+        return max(
+            (role for role in self.stage.models if role in waiting), key=lambda role: waiting[role], default=None
+        )
 
     def add(self, place: Place, piece: Piece, steps: Steps) -> None:
         """Add the piece of a record that has ended."""
@@ -168,11 +179,19 @@ class Tally:
 
     def add_lacking(self, steps: Steps) -> None:
         """Count what a record lacks."""
-        for role, call in steps.lacking:
+        for role, call, _ in steps.lacking:
             if call is None:
                 self.lacking_searches += 1
             elif self._counts(call.shared):
                 self.lacking[role].add(call)
+
+    def note_requests(self, steps: Steps) -> None:
+        """Note the requests to APIs that a record lacks, as lines for the file of --requests_to."""
+        for role, _, lack in steps.lacking:
+            if lack is not None and not (model := self.stage.models[role]).is_local:
+                line = {"model": model.addr, "identity": model.identity, "described": model.completions.store.described}
+                line |= {name: getattr(model.flags, name) for name in REACHED_BY}
+                self.noted[lack.key] = line | {**lack._asdict(), "sampling": vars(lack.sampling)}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the figures of each role's requests for the file of --dry_run FILE."""
