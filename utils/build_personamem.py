@@ -35,7 +35,7 @@ from utils.files.locks import Lock
 from utils.files.made import ALL_BUT_SCRIPT, Made, State, say_finished
 from utils.files.manifest import describe_run, noted_settings, publish, publishing
 from utils.files.output import Key, Piece, Pieces
-from utils.files.writing import check_could_write, write_synced
+from utils.files.writing import check_could_write
 from utils.generation.chat import APIChat
 from utils.generation.engines import OpenAPI, open_api
 from utils.generation.local_chat import load_tokenizer
@@ -298,7 +298,7 @@ def assemble(args: cli.Arguments) -> None:
     figures = measure(rows)
     publish(validity, figures, run)
     with publishing(page, run) as staged:
-        write_synced(staged, make_page(sections_of(rows), args.seed))
+        staged.write_text(make_page(sections_of(rows), args.seed), encoding="utf-8")
     for lock in locks:
         lock.release()
     print(describe(figures))
