@@ -42,7 +42,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_toml
 from utils.files.locks import Lock
 from utils.files.made import say_finished
-from utils.files.writing import check_could_write, write_array
+from utils.files.writing import write_array
 from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages
@@ -122,7 +122,6 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    check_could_write(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
     try:

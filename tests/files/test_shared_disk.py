@@ -69,20 +69,3 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(library, tmp_path, script, 
         again = start(library, words)
         assert again.communicate()[1].count("error") == 0 and again.returncode == 0
         assert len({json.dumps(body) for body in server.requests}) >= len(server.requests) - refused
-
-
-def test_a_posts_index_on_a_failing_disk(library, tmp_path):
-    """SQLite has errors of its own."""
-    code = (
-        "import sys; from pathlib import Path; from utils import cli; from utils.building.index import PostIndex\n"
-        "cli.run_script(lambda: PostIndex(Path(sys.argv[1])).fill([]))"
-    )
-    codes = []
-    for after in range(0, 60, 4):
-        (tmp_path / f"{after}").mkdir()
-        words = ["-c", code, tmp_path / f"{after}/posts.sqlite"]
-        run = start(library, words, LOST_FOLDER=tmp_path, LOST_ERRNO=errno.EIO, LOST_AFTER=after)
-        error = run.communicate()[1]
-        codes.append(run.returncode)
-        assert "Traceback" not in error and (run.returncode == 0 or "check its disk; finished work" in error), error
-    assert {*codes} == {0, 1}

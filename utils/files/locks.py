@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.writing import naming, real_path
+from utils.files.writing import as_user_error, naming, real_path
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -24,19 +24,14 @@ PATIENCE = 10  # seconds to wait for another process that is about to finish wri
 def fill_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder beside `folder`, and rename it on exit, so that `folder` is either complete or absent.
 
-    `folder` is locked meanwhile. UserError, which suggests another --output_dir, if the folder cannot be created.
+    `folder` is locked meanwhile.
     """
     partial = folder.with_name(f".{folder.name}.partial")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder))
-            if partial.exists():  # left over from an interrupted run
-                shutil.rmtree(partial)
-            partial.mkdir()
-        except OSError as error:
-            raise UserError(f"{partial}: cannot be created: {error.strerror}; give another --output_dir") from None
-        with naming(partial):
-            yield partial
+    with locked(folder), naming(folder):
+        if partial.exists():  # left over from an interrupted run
+            shutil.rmtree(partial)
+        partial.mkdir()
+        yield partial
         partial.replace(folder)
 
 
@@ -77,22 +72,22 @@ class Lock:
     def __init__(self, output: str | Path, patience: float = 0):
         """Take the lock, and create the output's folder if necessary.
 
-        HeldError if another process still holds it after `patience` seconds.
+        HeldError if another process still holds it after `patience` seconds; UserError if it cannot be written.
         """
         import filelock  # here, so that --help needs no package
 
         path = Path(f"{real_path(output)}.lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path, patience, thread_local=False)
-        try:
-            with naming(path), warnings.catch_warnings(action="ignore"):  # filelock warns if there is no `flock`
-                lock.acquire()
-        except filelock.Timeout:
-            raise HeldError(f"{output}: {_holder(path)}") from None
-        # Also called when this object is garbage-collected, or the process ends.
-        self.release = weakref.finalize(self, _let_go, lock)
         own = f"{os.getpid()}\n{socket.gethostname()}"
-        with naming(path):
+        with as_user_error(Path(output)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with warnings.catch_warnings(action="ignore"):  # filelock warns if there is no `flock`
+                    lock.acquire()
+            except filelock.Timeout:
+                raise HeldError(f"{output}: {_holder(path)}") from None
+            # Also called when this object is garbage-collected, or the process ends.
+            self.release = weakref.finalize(self, _let_go, lock)
             if not path.read_text().startswith(own):  # without `flock`, filelock has written it
                 path.write_text(f"{own}\n")
 
