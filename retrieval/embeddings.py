@@ -23,7 +23,6 @@ import numpy as np
 
 from utils.cli import UserError
 from utils.files.writing import (
-    as_user_error,
     check_could_write,
     open_appending,
     own_name,
@@ -87,8 +86,7 @@ class Embeddings:
             return
         if self._own is None:
             name = f"{own_name()}.{rows.shape[1]}"
-            with as_user_error(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
         rows_file, hashes_file = self._own
         path, first = Path(rows_file.name), hashes_file.tell() // HASH

@@ -29,9 +29,6 @@ static int is_lost(int fd) {
 }
 int flock(int fd, int how) { return (errno = setting("FLOCK_ERRNO")) ? -1 : REAL(int, "flock")(fd, how); }
 int fsync(int fd) { return is_lost(fd) ? -1 : REAL(int, "fsync")(fd); }
-ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
-    return is_lost(fd) ? -1 : REAL(ssize_t, "pwrite64")(fd, data, size, at);
-}
 ssize_t write(int fd, const void *data, size_t size) {
     return is_lost(fd) ? -1 : REAL(ssize_t, "write")(fd, data, size);
 }

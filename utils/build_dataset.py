@@ -42,7 +42,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_toml
 from utils.files.locks import Lock
 from utils.files.made import say_finished
-from utils.files.writing import check_could_write, write_array, write_synced
+from utils.files.writing import write_array
 from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages
 
@@ -121,7 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    check_could_write(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
     try:
@@ -253,7 +252,7 @@ def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
         drawn = {
             author: split_of(author, args.split_seed, args.validation_share, args.test_share) for author in authors
         }
-        write_synced(target, json.dumps(drawn, ensure_ascii=False, indent=2) + "\n")
+        target.write_text(json.dumps(drawn, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         return {f"authors in {split}": list(drawn.values()).count(split) for split in SPLITS}
 
     shares = {"seed": args.split_seed, "validation_share": args.validation_share, "test_share": args.test_share}
@@ -306,7 +305,7 @@ def write_counts(args: argparse.Namespace, steps: Steps, counts: dict[str, Any])
     """Write counts.json: the counts of each step and of each input."""
 
     def write(target: Path) -> Counts:
-        write_synced(target, json.dumps(counts, ensure_ascii=False, indent=2) + "\n")
+        target.write_text(json.dumps(counts, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         return {"steps": len(counts)}
 
     steps.make(Path(args.output_dir) / "counts.json", {"counts": counts}, write)
@@ -330,7 +329,7 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
             Section("Evidence", "Do the marked words support the aspects?", counts["evidence"],
                     [as_shown(record, record["rubric_aspects"]) for record in read_json(folder / "evidence.json")]),
         ]  # fmt: skip
-        write_synced(target, reading_page.make_page(sections, args.split_seed))
+        target.write_text(reading_page.make_page(sections, args.split_seed), encoding="utf-8")
         return {"steps": len(sections)}
 
     names = ("candidates", FILTER.step, ASPECTS.step, "evidence")

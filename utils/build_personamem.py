@@ -35,7 +35,6 @@ from utils.files.locks import Lock
 from utils.files.made import ALL_BUT_SCRIPT, Made, State, say_finished
 from utils.files.manifest import describe_run, noted_settings, publish, publishing
 from utils.files.output import Key, Piece, Pieces
-from utils.files.writing import check_could_write, write_synced
 from utils.generation.chat import APIChat
 from utils.generation.local_chat import load_tokenizer
 from utils.personas import assembly, conversations, inputs
@@ -284,8 +283,6 @@ def assemble(args: cli.Arguments) -> None:
     if {file.check() for file in files} == {State.CURRENT}:
         say_finished(table)
         return
-    for path in paths:
-        check_could_write(path)
     locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": table_settings}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
@@ -297,7 +294,7 @@ def assemble(args: cli.Arguments) -> None:
     figures = measure(rows)
     publish(validity, figures, run)
     with publishing(page, run) as staged:
-        write_synced(staged, make_page(sections_of(rows), args.seed))
+        staged.write_text(make_page(sections_of(rows), args.seed), encoding="utf-8")
     for lock in locks:
         lock.release()
     print(describe(figures))

@@ -101,7 +101,6 @@ def main(argv: list[str] | None = None) -> int:
         check_commits(outputs, source)
     run = describe_run(vars(args), {}, None)  # once, because it takes longer than writing a small file
     for path, (part, split) in outputs.items():
-        check_could_write(path)
         lock = Lock(path)
         try:
             make_file(task, part, split, source, path, args.overwrite, run, args.skip_invalid)

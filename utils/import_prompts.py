@@ -27,7 +27,6 @@ from utils.cli import UserError
 from utils.files.json_files import read_text
 from utils.files.locks import fill_folder
 from utils.files.made import say_finished
-from utils.files.writing import write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -58,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         with fill_folder(output.resolve()) as folder:
             for name, text in files.items():
-                write_synced(folder / f"{name}.txt", text)
+                (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         print(f"{output}: {', '.join(files)}")
     if differing := [name for name in files if load_prompt(f"lampqa/{name}", output).digest != PUBLIC_CODE[name]]:
         print(f"note: wording differs from commit {COMMIT}: {', '.join(differing)}", file=sys.stderr)

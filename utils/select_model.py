@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     kind = next(iter(scores.values()))
     best = (min if metric_behind(kind).lower_is_better else max)(averages)
     chosen = averages.index(best)
-    check_could_write(link.parent / "manifest.json", links=True)
+    check_could_write(link.parent / "manifest.json")
     link.parent.mkdir(parents=True, exist_ok=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):

@@ -527,15 +527,14 @@ def test_output_into_a_closed_pipe(body, code, stderr):
 
 
 SHELLS = [
-    ("{}", 0, "\\xe9 \\xd7 \\u2020"), ("{} | head -c 1", 141, ""), ("{} 2>&1 | head -c 1", 141, ""),
-    ("{} 2> >(head -c 1)", 0, ""), ("{} 2>&-", 0, ""), ("{} >&- 2>&-", 0, ""), ("{} 2>/dev/full", 0, ""),
-    ("{} >/dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
+    ("{}", 0, "\\xe9 \\xd7 \\u2020"), ("{} 2>&-", 0, ""), ("{} >&- 2>&-", 0, ""), ("{} 2>&1 | head -c 1", 141, ""),
+    ("{} 2>/dev/full", 2, ""), ("{} >/dev/full", 2, "error: No space left on device\n"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shell", "code", "shown"), SHELLS)
-def test_no_print_ends_the_work(tmp_path, shell, code, shown):
-    """Whatever characters the terminal has, and wherever the streams go."""
+def test_a_stream_that_cannot_be_written_ends_a_run_without_a_traceback(tmp_path, shell, code, shown):
+    """A closed one, or one that lacks some characters, does not end it."""
     loop = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr) for _ in range(30_000)]; "
     loop += f"open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
     (tmp_path / "script.py").write_text(script_of(loop), encoding="utf-8")
@@ -543,7 +542,7 @@ def test_no_print_ends_the_work(tmp_path, shell, code, shown):
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, cwd=ROOT, env=ascii_only, capture_output=True, text=True, timeout=600)
     assert done.returncode == code and shown in done.stderr and "Traceback" not in done.stderr
-    assert (tmp_path / "done").exists()
+    assert (tmp_path / "done").exists() == (code == 0)
 
 
 WAITING = """

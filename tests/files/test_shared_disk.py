@@ -30,7 +30,7 @@ def commands(kind, folder):
     return [[*words, name, folder / "rag.json"] for name in ("RAG", "Other")], output
 
 
-@pytest.mark.parametrize("number", [0, errno.ENOLCK])
+@pytest.mark.parametrize("number", [0, errno.ENOSYS])
 @pytest.mark.parametrize("kind", ["rank", "table"])
 def test_of_two_commands_one_is_refused_or_the_last_one_wins(library, tmp_path, kind, number):
     both, output = commands(kind, tmp_path)
@@ -56,7 +56,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(library, tmp_path, script, 
                           "--model_addr", "m", "--inputs_addr", SAMPLE / "test.json",
                           "--output_addr", tmp_path / "new/answers.json", "--max_concurrency", "1"],
         }[script]  # fmt: skip
-        for after in range(6, 80, 4):
+        for after in range(0, 40, 2):
             run = start(library, words, **faults, LOST_AFTER=after)
             error = run.communicate()[1]
             if run.returncode == 0:
@@ -69,20 +69,3 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(library, tmp_path, script, 
         again = start(library, words)
         assert again.communicate()[1].count("error") == 0 and again.returncode == 0
         assert len({json.dumps(body) for body in server.requests}) >= len(server.requests) - refused
-
-
-def test_a_posts_index_on_a_failing_disk(library, tmp_path):
-    """SQLite has errors of its own."""
-    code = (
-        "import sys; from pathlib import Path; from utils import cli; from utils.building.index import PostIndex\n"
-        "cli.run_script(lambda: PostIndex(Path(sys.argv[1])).fill([]))"
-    )
-    codes = []
-    for after in range(0, 60, 4):
-        (tmp_path / f"{after}").mkdir()
-        words = ["-c", code, tmp_path / f"{after}/posts.sqlite"]
-        run = start(library, words, LOST_FOLDER=tmp_path, LOST_ERRNO=errno.EIO, LOST_AFTER=after)
-        error = run.communicate()[1]
-        codes.append(run.returncode)
-        assert "Traceback" not in error and (run.returncode == 0 or "check its disk; finished work" in error), error
-    assert {*codes} == {0, 1}

@@ -3,10 +3,8 @@
 All inputs are added in one transaction, so a killed run starts over.
 """
 
-import errno
 import hashlib
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +62,6 @@ class PostIndex:
             if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
-            raise_trouble(error, path)
             problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
             raise UserError(f"{path}: cannot be used as the posts index: {problem}") from None
 
@@ -170,14 +167,7 @@ class PostIndex:
         except sqlite3.ProgrammingError:
             raise
         except sqlite3.DatabaseError as error:  # a full disk, a lock of another process, or damage
-            raise_trouble(error, self._path)
             raise UserError(f"{self._path}: cannot be read or written: {one_line(str(error))}\n  {_REMEDY}") from None
-
-
-def raise_trouble(error: sqlite3.DatabaseError, path: Path) -> None:
-    """Raise an OSError instead of SQLite's error if the disk fails."""
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from None
 
 
 def digest(words: list[str]) -> bytes | None:

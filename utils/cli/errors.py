@@ -1,7 +1,6 @@
 """Errors that the user can fix, and how a run ends: exit codes and signals."""
 
 import errno
-import io
 import json
 import os
 import re
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 USER_ERROR = 2  # exit code: a problem that the user can solve
 # Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.
@@ -83,7 +82,7 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
     **dict.fromkeys(
-        (errno.ENOTSUP, errno.ENOSYS, errno.EBUSY),
+        (errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ENOLCK),
         "check its disk, or give a path on another one; finished work is kept",
     ),
     **dict.fromkeys(AWAY, f"check its disk; {_RESUME}"),
@@ -135,9 +134,12 @@ def run_script(main: Callable[[], int]) -> None:
 
     2, after a message: UserError, or a disk that is full or not writable. 1, after a message: PassingError, or a disk
     that failed. 130, after a hint: SIGINT or SIGTERM; after SIGTERM, the process ends within `LEAVE_SECONDS` even if
-    something hangs. 141, silently and only when the work is done: the reader of a pipe has ended.
+    something hangs. 141, silently: the reader of a pipe has ended.
     """
-    _print_whatever_happens()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: else the next file that is opened would take its place
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
+    sys.stdout.reconfigure(errors="backslashreplace")  # no unusual character ends a run
     # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
@@ -149,67 +151,45 @@ def run_script(main: Callable[[], int]) -> None:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
         _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better to print the hint twice than never
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before the await
-        print(hint, file=sys.stderr)
+        _tell(hint)
         _on_signals(lambda *_: os._exit(code))
+    finally:
+        _give_up_streams()
     sys.exit(code)
-
-
-class _Printed(io.FileIO):
-    """Standard output or error. Text that cannot be written is dropped, because a run's work does not depend on it."""
-
-    errors: ClassVar[dict[int, OSError]] = {}  # the first error of each stream, by file descriptor
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data) or len(data)  # `write` returns None if a non-blocking stream is full
-        except OSError as error:
-            self.errors.setdefault(self.fileno(), error)
-            if error.errno != errno.ENOSPC:  # a full disk may get space again
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            return len(data)
-
-
-def _print_whatever_happens() -> None:
-    """Replace stdout and stderr, so that no unusual character, closed pipe or full disk makes `print` fail.
-
-    A character that the terminal cannot show is escaped. A stream that the shell closed is opened on /dev/null.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not getattr(sys, f"__{name}__"):
-            continue  # another program, such as a test, has replaced it already
-        if stream is None:
-            stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-            setattr(sys, f"__{name}__", stream)  # keeps it open
-            os.set_inheritable(stream.fileno(), True)  # else a child process would have none
-        layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
-        # A new buffer, because a library may still use the old stream with its buffer.
-        file = _Printed(stream.fileno(), "w", closefd=False)
-        file = file if stream.write_through else io.BufferedWriter(file)
-        setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", **layout))
 
 
 def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
         sys.stdout.flush()
-        error = _Printed.errors.get(1)
-        if code or error is None:
-            return code
-        if error.errno == errno.EPIPE:
-            return UNREAD
-        raise UserError(f"standard output cannot be written: {describe_os_error(error)}")
+        return code
+    except BrokenPipeError:
+        return UNREAD
     except UserError as error:
         if tells_errors():  # one process of a training prints the error for all
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+            _tell(f"error: {printable(str(error))}")
         is_passing = isinstance(error, PassingError) or getattr(error.__context__, "errno", None) in AWAY
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
         where = "" if error.filename is None else f"{printable(str(error.filename))}: "
-        print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
+        _tell(f"error: {where}{describe_os_error(error)}")
         is_passing = error.errno in AWAY
     return SERVER_FAILED if is_passing else USER_ERROR
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # nobody reads it, or its disk is full
+        print(text, file=sys.stderr)
+
+
+def _give_up_streams() -> None:
+    """Let the interpreter's last flush of stdout and stderr succeed, where nobody reads them or their disk is full."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _on_signals(handler: Callable[[int, object], None]) -> None:

@@ -14,7 +14,7 @@ from utils.cli.flags import FlagParser
 from utils.files import manifest
 from utils.files.locks import locked
 from utils.files.made import ALL_BUT_SCRIPT, Made
-from utils.files.writing import check_could_write, open_whole
+from utils.files.writing import open_whole
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,6 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
     UserError if a file cannot be written, or, without `overwrite`, if it exists and is not as `script` wrote it.
     """
     for path in map(Path, paths):
-        check_could_write(path)
         with locked(path):
             derived(path, script, overwrite).check()
 

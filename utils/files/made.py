@@ -9,7 +9,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.files.locks import locked
 from utils.files.manifest import NOT_OURS, differences, manifest_of, manifest_path, publish, publishing
-from utils.files.writing import check_could_write, check_regular
+from utils.files.writing import check_regular
 
 ALL_BUT_SCRIPT = frozenset[str]({"*"})  # a value of `may_change`, compared by identity
 
@@ -84,7 +84,6 @@ class Made:
 def locked_and_checked(*files: Made) -> Iterator[None]:
     """Lock these files for writing; UserError if one is foreign or cannot be written."""
     for made in files:
-        check_could_write(Path(made.path))
         made.check()
     with locked(*(made.path for made in files)):
         for made in files:  # again, because another process may have written it before it let go of the lock

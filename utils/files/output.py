@@ -170,7 +170,6 @@ class MadeFile(Made):
     def open(self) -> None:
         """Lock the file; UserError if another process is writing it, or has made it with other settings meanwhile."""
         if not self.is_shard:
-            check_could_write(Path(self.path))
             self._lock = Lock(self.path)
             self._is_whole()  # another process may have finished it since `is_finished`
 

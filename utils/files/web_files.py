@@ -15,7 +15,7 @@ from utils.cli.errors import PassingError
 from utils.cli.progress import Progress, announce
 from utils.files.locks import locked
 from utils.files.manifest import without_password
-from utils.files.writing import check_could_write, delete_leftovers, open_whole, replacing
+from utils.files.writing import delete_leftovers, open_whole, replacing
 
 TRIES = 6  # tries in a row that receive no data, after which the download fails
 WAIT = 1.0  # seconds before the second try, doubled before each further try
@@ -42,7 +42,6 @@ class Server(NamedTuple):
         place = urlsplit(f"{self.name}/{path}")
         cached = Path(self.cache_dir, place.netloc, posixpath.normpath(f"/{place.path}").lstrip("/"))
         if not cached.exists():
-            check_could_write(cached)
             with locked(cached):
                 if not cached.exists():  # another process may have fetched it meanwhile
                     delete_leftovers(cached)

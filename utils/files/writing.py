@@ -19,37 +19,24 @@ from utils.cli.errors import AWAY
 LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
 OWN = secrets.token_hex(4)  # part of the names of this process's temporary files, after its pid
 STAGED = "[0-9a-f]" * 16 + ".tmp"  # a glob pattern for the end of these names
-PROBE_BYTES = 2500  # more than fit into a directory entry, for which even a full disk may have room
 
 
 def check_could_write(path: Path, links: bool = False) -> None:
-    """Raise UserError if a file, or with `links` also a symbolic link, cannot be written at `path`. Leaves nothing."""
+    """Raise UserError if a file surely cannot be written at `path`: a folder, no permission, or a full disk."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give a file")
         staged_path(
             path.with_name(f"{path.name}.manifest.json")
         ).exists()  # fails if the longest derived name is too long
-        _probe(next(folder for folder in real_path(path).absolute().parents if folder.exists()), links)
-
-
-def _probe(folder: Path, links: bool) -> None:
-    """Try in a folder what outputs need: append to a file, empty it, and replace it. The file is deleted at the end."""
-    probe = folder / f".probe-{secrets.token_hex(8)}"
-    try:
-        with open_appending(probe) as file:
-            write_line(file, b"0" * PROBE_BYTES, probe)
-            sync(file)
-            file.truncate(0)
-        write_atomically(probe, "0")
-        if links:
-            try:
-                replace_link(probe, "nowhere")
-            except OSError as error:
-                problem = f"symbolic links cannot be made there ({error.strerror})"
-                raise UserError(f"{folder}: {problem}; give a folder on another file system") from None
-    finally:
-        probe.unlink(missing_ok=True)
+        folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
+        if not folder.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        disk = os.statvfs(folder)
+        if disk.f_blocks and not disk.f_bavail:  # before anything is paid for that could not be kept
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager
@@ -79,18 +66,15 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
 
-def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
+def open_appending(path: Path) -> IO[bytes]:
     """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
-    With `is_new` True, the file must not exist (FileExistsError); with False, it must exist (FileNotFoundError); with
-    None, it is created if necessary. UserError if the path is not a regular file, or is a symbolic link, because its
-    target is not ours.
+    UserError if the path is not a regular file, or is a symbolic link, because its target is not ours.
     """
     check_regular(path)
     if path.is_symlink():
         raise UserError(f"{path}: a symbolic link; move it away, or give another output")
-    flags = os.O_RDWR | os.O_APPEND | {None: os.O_CREAT, True: os.O_CREAT | os.O_EXCL, False: 0}[is_new]
-    return open(path, "a+b", buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))
+    return open(path, "a+b", buffering=0)
 
 
 def own_name() -> str:
@@ -114,13 +98,17 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. On exit, the file there replaces `path`; after an error, it is deleted.
 
-    At any time, readers see either the old file or the new one.
+    At any time, also after a power cut, readers see either the old file or the new one. An OSError names a file.
     """
     path = real_path(path)
     staged = staged_path(path)
     try:
-        yield staged
-        rename_synced(staged, path)
+        with naming(path):
+            yield staged
+        sync_path(staged)
+        os.replace(staged, path)
+        with suppress(PermissionError):  # files may be made in the folder but not listed
+            sync_path(path.parent)
     except BaseException:
         staged.unlink(missing_ok=True)  # free the space on a full disk
         raise
@@ -128,7 +116,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def write_atomically(path: str | Path, text: str) -> None:
     with replacing(path) as staged:
-        write_synced(staged, text)
+        staged.write_text(text, encoding="utf-8")
 
 
 def delete_leftovers(path: Path) -> None:
@@ -143,12 +131,7 @@ def replace_link(link: Path, target: str) -> None:
     """Make `link` a symbolic link to `target`; at any time, readers see either the old link or the new one."""
     staged = staged_path(link)
     staged.symlink_to(target)
-    rename_synced(staged, link)
-
-
-def write_synced(path: Path, text: str) -> None:
-    with open_whole(path) as file:
-        file.write(text)
+    staged.replace(link)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -184,34 +167,9 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing; on exit, wait until its content is on disk. An OSError names the file."""
+    """Open a file for writing. An OSError names the file."""
     with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
         yield file
-        file.flush()
-        sync(file)
-
-
-@contextmanager
-def filling(folder: Path) -> Iterator[None]:
-    """Turn write errors of torch, safetensors and tokenizers into an OSError that names the folder."""
-    try:
-        with naming(folder):
-            yield
-    except OSError:
-        raise
-    except Exception as error:  # tokenizers raises plain exceptions
-        if number := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from None
-        if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
-            raise
-        problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
-        raise OSError(errno.ENOSPC, problem, str(folder)) from None
-
-
-def rename_synced(staged: Path, path: Path) -> None:
-    os.replace(staged, path)
-    with suppress(PermissionError):  # files may be made in the folder but not listed
-        sync_path(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -239,6 +197,9 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+filling = naming
 
 
 def staged_path(path: Path) -> Path:

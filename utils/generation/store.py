@@ -24,7 +24,6 @@ from typing import IO, Any
 from utils.cli import UserError, describe_os_error
 from utils.files import manifest
 from utils.files.writing import (
-    as_user_error,
     check_could_write,
     check_regular,
     naming,
@@ -130,10 +129,9 @@ class ModelStore:
         recorded = _read_model(model)["servers"]
         servers = [*recorded, *({self.server} - {None, *recorded})]
         described = self.described | ({"servers": servers} if servers else {})
-        with as_user_error(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if servers != recorded or not model.exists():
-                write_atomically(model, json.dumps(described, indent=2) + "\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if servers != recorded or not model.exists():
+            write_atomically(model, json.dumps(described, indent=2) + "\n")
         path = self.folder / f"{own_name()}.jsonl"
         self._own = open_appending(path)
         self._own_lines = _Lines(path, self.described)

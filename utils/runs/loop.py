@@ -81,7 +81,9 @@ class _Task(asyncio.Task):
             return Context().run(super().cancel, msg)
         by = BRANCH.get()
         # Which of several tasks is cancelled first is chance, so a method's parser, which runs in a call, cancels none.
-        if by is not None and not (self.root is by.root is getattr(asyncio.current_task(), "root", None)):
+        # No task is running in a callback, as of asyncio.timeout.
+        running = asyncio.current_task()
+        if by is not None and not (self.root is by.root and (running is None or running.root is by.root)):
             raise RuntimeError("a method can cancel only its own tasks")
         return super().cancel(msg)
 
@@ -176,7 +178,14 @@ class Loop:
             self._task = asyncio.current_task()
             return await work
 
-        return self._runner.run(begin())
+        result = self._runner.run(begin())
+        self._keep_tasks()
+        return result
+
+    def _keep_tasks(self) -> None:
+        """Keep the tasks that are left from being destroyed: a coroutine with a bare `except` in a loop would then spin."""
+        for task in asyncio.all_tasks(self._runner.get_loop()):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
     @staticmethod
     def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -191,7 +200,5 @@ class Loop:
             with suppress(asyncio.CancelledError, SystemExit):
                 loop.run_until_complete(self._task)
         loop.run_until_complete(loop.shutdown_default_executor())
-        for task in asyncio.all_tasks(loop):
-            # Never destroyed: a coroutine with a bare `except` in a loop would then run forever.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+        self._keep_tasks()
         loop.close()

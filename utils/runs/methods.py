@@ -227,7 +227,7 @@ def piece_of(value: str | None, steps: Steps, record: Record) -> Piece:
         role: sum_calls(call for name, call in calls if name == role)
         for role in dict.fromkeys(name for name, _ in calls)
     }
-    shown = {"posts_shown": posts_shown(steps, record), "notes": notes}
+    shown = {"posts_shown": posts_shown(steps, record), "notes": dict(notes)}
     shown |= {"searches": steps.searches} if steps.searches else {}
     return {"value": value and writable(value), **fields, **shown, "calls": figures}
 

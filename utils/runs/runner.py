@@ -130,7 +130,10 @@ class Pass:
 
         async def work() -> None:
             while self._goes_on() and (following := next(waiting, None)):
-                await self._run(*following, around)
+                try:
+                    await self._run(*following, around)
+                except Exception as error:
+                    self._fail(error)
 
         if not args.dry_run:
             done = tally.total - len(tally.left)
@@ -190,6 +193,12 @@ class Pass:
         if self._progress is not None:
             self._progress.update(number, **counts)
 
+    def _fail(self, error: Exception) -> None:
+        """End the run with this error; calls in flight still finish, but no new ones are made."""
+        self._error = self._error or error
+        for other in self._live:
+            other.end(error)
+
     async def _run(self, place: Place, record: Any, around: Surroundings) -> None:
         """Run a record, and note what has become of it, by what its `Steps` have noted."""
         tally = self._tally
@@ -212,16 +221,14 @@ class Pass:
         elif isinstance(ended, MethodError):
             tally.raised[place] = str(ended)
         elif ended is not None:
-            self._error = self._error or ended
-            for other in self._live:  # calls in flight still finish, but no new calls are made
-                other.end(ended)
+            self._fail(ended)
+        elif not method.cancelled() and isinstance(error := method.exception(), MethodError):
+            tally.raised[place] = str(error)
         elif gave_up:
             tally.raised[place] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled() or isinstance(method.exception(), NotNow):  # of another question's task
             problem = "the method was cancelled: by itself, or with another question's task that it awaited"
             tally.raised[place] = problem
-        elif isinstance(error := method.exception(), MethodError):
-            tally.raised[place] = str(error)
         else:
             tally.add(place, method.result(), steps)
             self._show(1, failed=tally.num_unusable)

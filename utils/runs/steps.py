@@ -14,7 +14,7 @@ from utils.files.output import Key, Piece
 from utils.generation.calls import Call, answer_call
 from utils.generation.completions import Lack, NotStoredError
 from utils.generation.model import Model
-from utils.generation.requests import Engine, Room, count_tokens
+from utils.generation.requests import Engine, Room, UnavailableError, count_tokens
 from utils.runs.loop import BRANCH, Branch, without_branch
 from utils.runs.rendering import MistakeError, Prompts
 from utils.runs.stage import Stage
@@ -94,7 +94,8 @@ class Steps:
         self.call_hashes: set[int] = set()
         self.shown: dict[str, None] = {}
         self.notes: dict[str, Any] = {}
-        self._has_raised = self._gave_up = self._is_over = False
+        self._has_raised = self._gave_up = self._is_over = self._is_closed = False
+        self._root: Branch | None = None  # of the method's tasks, once the record's run is closed
         self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
         # Calls and searches by place, see `Branch`; None while under way.
         self._steps: dict[tuple[int, ...], Step | Found | None] = {}
@@ -211,8 +212,8 @@ class Steps:
             self.end(error, role)
 
     def end(self, error: Exception, role: str = "") -> None:
-        """Note why a call cannot be answered now. A failure counts more than a completion that is not stored."""
-        if self.ended is None or (isinstance(self.ended, NotStoredError) and not isinstance(error, NotStoredError)):
+        """Note why a call cannot be answered now: of several reasons, the gravest, and of equal ones the first."""
+        if self.ended is None or _gravity(error) > _gravity(self.ended):
             self.ended, self.role = error, role
         self._loop.call_soon(self._set_end)  # after the method, which waits for the call, has its NotNow
 
@@ -224,6 +225,8 @@ class Steps:
         """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
+        if self._is_closed and getattr(asyncio.current_task(), "root", None) is not self._root:
+            raise RuntimeError("ask: of a question that has ended; use the one that the method was called with")
         if self.ended is not None or self._is_over:
             await self._not_now()
 
@@ -250,8 +253,13 @@ class Steps:
 
     def close(self, method: asyncio.Task) -> None:
         """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
-        self._is_over = self._has_raised = True
-        root = getattr(method, "root", None)
+        self._is_closed = self._is_over = self._has_raised = True
+        self._root = root = getattr(method, "root", None)
         for task in (method, *self._under_way, *(root.tasks if root else ())):
             task.cancel()
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+
+
+def _gravity(error: Exception) -> int:
+    """Return how much an error decides: it only sets the record aside, makes it fail, or ends the run."""
+    return 0 if isinstance(error, NotStoredError) else 1 if isinstance(error, UnavailableError | MethodError) else 2
