@@ -152,7 +152,7 @@ def failing_generator(monkeypatch, fails):
     """Open two engines in turn; the generator's fails."""
     log, error = [], UnavailableError("the server failed")
 
-    def open_engines(roles, asked, _):
+    def open_engines(roles, asked):
         return {asked[0]: Failing(asked[0], log, fails if asked[0] == "generator" else lambda log: False, error)}
 
     monkeypatch.setattr("utils.runs.runner.open_engines", open_engines)

@@ -731,7 +731,7 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     runs.write(CRITIC)
     opened, log = [], []
 
-    def open_scripted(roles, asked, _):
+    def open_scripted(roles, asked):
         opened.append(asked[0])
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 

@@ -276,7 +276,7 @@ def test_parallel_chains_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
-    def open_scripted(roles, asked, _):
+    def open_scripted(roles, asked):
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
     monkeypatch.setattr("utils.runs.runner.open_engines", open_scripted)

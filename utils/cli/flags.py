@@ -26,7 +26,7 @@ class Arguments(argparse.Namespace):
     __slots__ = ("given", "idle", "is_frozen")  # a copy sets them in this order: freezing comes last
 
     # The values for commands without these flags. As class attributes, they are in no settings and no manifest.
-    trace, num_shards, max_retries, num_contexts, set = False, 1, 0, 0, None
+    trace, num_shards, max_retries, num_contexts, set, requests_to = False, 1, 0, 0, None, None
     start_adapter, schedule, lora_alpha, lora_dropout, lora_target_modules = None, "linear", 16, 0.05, None
 
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):

@@ -79,6 +79,16 @@ def describe_cost(cost: float | None) -> str:
     return "cost unknown: the API does not report all token counts" if cost is None else f"{cost:.4f} USD"
 
 
+class MistakeError(Exception):
+    """A method's own parser raised an exception, or a call is invalid; the exception is the cause.
+
+    `record` is that of the parser's call, and `last` its last try.
+    """
+
+    record: dict[str, Any] | None = None
+    last: Any = None
+
+
 @dataclass(frozen=True)
 class Call:
     """A request for one output."""
@@ -109,6 +119,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     `role` is the role's name, for the completion's line in the store.
 
     Raises:
+        MistakeError: the parser raised an exception.
         UnavailableError: a server failed to answer. This is not the model's failure, so there is no record.
         NotStoredError: the store lacks a completion, and no engine is open.
     """
@@ -128,7 +139,11 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
             ended = f"the reply ended inside its thought (finish_reason {reason}), at a stop text or by itself"
             is_too_short = is_cut(reason)  # otherwise, more tokens cannot help
             return Try(sampling, completion, nothing(UNFINISHED if is_too_short else ended))
-        return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
+        try:
+            return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
+        except MistakeError as error:
+            error.last = Try(sampling, completion, nothing("the method's parser raised an error"))
+            raise
 
     async def make_all(engine: Engine | None = None, may_wait: bool = False) -> tuple[list[Try], str | None]:
         """Return the tries up to the first usable one, and a reason if the server refused to answer another try."""
@@ -138,6 +153,9 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
                 tried.append(await make(policy.sampling(call.key, attempt, _is_sampled(tried)), engine, may_wait))
             except RefusedError as refusal:
                 return tried, str(refusal)
+            except MistakeError as error:
+                error.record = _record(call, [*tried, error.last])
+                raise
             is_sampled, last = _is_sampled(tried), tried[-1]
             # Greedy decoding would only repeat the same unfinished thought.
             ends = policy.is_last(attempt, is_sampled) or (last.completion.unfinished and policy.is_greedy(is_sampled))

@@ -37,7 +37,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
                 print(f"  {stage.after.files[0].stand_in_note}")
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    is_open = any(tally.stage.many_calls and (tally.left is None or tally.left) for tally in tallies)
+    is_open = any(tally.left is None or (tally.left and tally.stage.many_calls) for tally in tallies)
     more = ", and more for requests that depend on answers" if is_open else ""
     print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
     describe_machine(args, tallies, stages[0].files[0].path)

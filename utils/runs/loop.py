@@ -15,6 +15,9 @@ from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
+from utils.cli import UserError
+
+EXITED = "the method called sys.exit; return None if there is no answer"
 THREADS = 32  # of a method's functions at a time
 
 
@@ -82,7 +85,7 @@ class _Task(asyncio.Task):
         by = BRANCH.get()
         # Which of several tasks is cancelled first is chance, so a method's parser, which runs in a call, cancels none.
         # No task is running in a callback, as of asyncio.timeout.
-        running = asyncio.current_task()
+        running = asyncio.current_task() if by is not None else None
         if by is not None and not (self.root is by.root and (running is None or running.root is by.root)):
             raise RuntimeError("a method can cancel only its own tasks")
         return super().cancel(msg)
@@ -110,7 +113,7 @@ def _make_task(
     A call that is a task (asyncio.gather(ask(...), ask(...))) has none: it is numbered as a call of the task that makes
     it, as if that task awaited it.
     """
-    context = context or copy_context()
+    context = copy_context() if context is None else context
     task = _Task(work, loop=loop, context=context, **more)
     if (branch := BRANCH.get()) is not None:
         task.root = branch.root
@@ -178,12 +181,15 @@ class Loop:
             self._task = asyncio.current_task()
             return await work
 
-        result = self._runner.run(begin())
-        self._keep_tasks()
-        return result
+        try:
+            return self._runner.run(begin())
+        except SystemExit as error:  # in a task that a method made
+            raise error if error.code else UserError(EXITED) from None
+        finally:
+            self._keep_tasks()
 
     def _keep_tasks(self) -> None:
-        """Keep the tasks that are left from being destroyed: a coroutine with a bare `except` in a loop would then spin."""
+        """Keep tasks that are left from being destroyed: a coroutine with a bare `except` in a loop would then spin."""
         for task in asyncio.all_tasks(self._runner.get_loop()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 

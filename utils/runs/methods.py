@@ -31,7 +31,7 @@ from utils.generation.requests import was_cut
 from utils.parsing import writable
 from utils.runs.ask import Ask
 from utils.runs.files import NO_ANSWER
-from utils.runs.loop import begin_branch
+from utils.runs.loop import EXITED, begin_branch
 from utils.runs.publishing import sum_calls
 from utils.runs.steps import MethodError, NotNow, Steps
 
@@ -113,7 +113,7 @@ class Method:
             if not isinstance(value, str | None):
                 raise TypeError(f"answer returned {type(value).__name__}, not a text or None")
         except SystemExit:
-            raise UserError("the method called sys.exit; return None if there is no answer") from None
+            raise UserError(EXITED) from None
         except (asyncio.CancelledError, KeyboardInterrupt, NotNow):
             raise
         except BaseException as error:

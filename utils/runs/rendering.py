@@ -14,7 +14,7 @@ from utils.benchmarks.checks import Record, is_unicode
 from utils.benchmarks.metric import Judge, Parser
 from utils.benchmarks.task import Entries, Task
 from utils.files.output import Key
-from utils.generation.calls import Call, fitted_call
+from utils.generation.calls import Call, MistakeError, fitted_call
 from utils.generation.model import Model
 from utils.generation.thinking import opening_of
 from utils.parsing import Parsed, nothing, writable
@@ -23,10 +23,6 @@ from utils.runs.loop import BRANCH
 
 # Names that no placeholder can have, because they are parameters of `Ask.__call__`.
 TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
-
-
-class MistakeError(Exception):
-    """A method's own parser raised an exception, or a call is invalid; the exception is the cause."""
 
 
 class Prompts:

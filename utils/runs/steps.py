@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from prompts import Messages
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
-from utils.generation.calls import Call, answer_call
+from utils.generation.calls import Call, MistakeError, answer_call
 from utils.generation.completions import Lack, NotStoredError
 from utils.generation.model import Model
 from utils.generation.requests import Engine, Room, UnavailableError, count_tokens
 from utils.runs.loop import BRANCH, Branch, without_branch
-from utils.runs.rendering import MistakeError, Prompts
+from utils.runs.rendering import Prompts
 from utils.runs.stage import Stage
 
 MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
@@ -47,6 +47,7 @@ class Step(NamedTuple):
     messages: Messages  # empty unless the stage is traced
     stop: tuple[str, ...]
     shared: int | None = None  # as in `Call`
+    mistake: Exception | None = None  # of the method's parser
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Steps:
         self.call_hashes: set[int] = set()
         self.shown: dict[str, None] = {}
         self.notes: dict[str, Any] = {}
-        self._has_raised = self._gave_up = self._is_over = self._is_closed = False
-        self._root: Branch | None = None  # of the method's tasks, once the record's run is closed
+        self._has_raised = self._gave_up = self._is_over = False
+        self._root: Branch | None = None  # of the method's tasks, once it has asked
         self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
         # Calls and searches by place, see `Branch`; None while under way.
         self._steps: dict[tuple[int, ...], Step | Found | None] = {}
@@ -170,12 +171,14 @@ class Steps:
         except NotStoredError as error:
             self.lacking.append((role, call, error.lack))
             raise
-        except MistakeError:  # of a parser: there was a text
-            around.landed(role)
-            raise
+        except MistakeError as error:
+            mistake, record = error, error.record  # of a parser: the text was paid for
+        else:
+            mistake = None
         if call.prompt is not None:  # otherwise, no server was needed
             around.landed(role)
-        return Step(role, record, call.messages if around.is_traced else [], call.policy.stop, call.shared)
+        step = Step(role, record, call.messages if around.is_traced else [], call.policy.stop, call.shared)
+        return step if mistake is None else step._replace(mistake=mistake.__cause__)
 
     async def run(self, role: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a call or a search to its end, whatever the method does, and return its result.
@@ -203,6 +206,8 @@ class Steps:
         if self.ended is not None:
             await self._not_now()
         self._steps[place] = result
+        if isinstance(result, Step) and result.mistake is not None:
+            raise result.mistake
         return result
 
     def _land(self, role: str, task: asyncio.Task) -> None:
@@ -225,8 +230,10 @@ class Steps:
         """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
-        if self._is_closed and getattr(asyncio.current_task(), "root", None) is not self._root:
-            raise RuntimeError("ask: of a question that has ended; use the one that the method was called with")
+        root = branch.root if (branch := BRANCH.get()) else self._branch
+        self._root = self._root or root
+        if self._root is not root:
+            raise RuntimeError("ask: is another question's; use the one that the method was called with")
         if self.ended is not None or self._is_over:
             await self._not_now()
 
@@ -253,8 +260,8 @@ class Steps:
 
     def close(self, method: asyncio.Task) -> None:
         """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
-        self._is_closed = self._is_over = self._has_raised = True
-        self._root = root = getattr(method, "root", None)
+        self._is_over = self._has_raised = True
+        root = getattr(method, "root", None)
         for task in (method, *self._under_way, *(root.tasks if root else ())):
             task.cancel()
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
