@@ -618,3 +618,89 @@ def test_mistakes_are_reported_with_their_line(runs, text, told, capsys):
         assert told in str(error)
     else:
         assert told in capsys.readouterr().err
+
+
+def test_a_run_that_a_method_ends_keeps_the_calls_under_way(runs):
+    runs.write(f"""
+import asyncio, sys
+
+async def answer(record, ask):
+    if record["id"] == {IDS[1]!r}:
+        await asyncio.sleep(0.2)
+        sys.exit(1)
+    return await ask("Say {{question}}")
+""")
+    runs.server.delay = 0.5
+    with pytest.raises(UserError, match=r"called sys\.exit"):
+        runs.run()
+    runs.write('async def answer(record, ask):\n    return await ask("Say {question}")\n')
+    runs.server.delay = 0
+    runs.run()
+    assert len(runs.server.requests) == len(IDS)
+
+
+IN_TASKS = {
+    "sys.exit(0)": "called sys.exit",
+    "await ask('Say {question}', parse=lambda text: {}['field'])": "KeyError: 'field'",
+    "async with asyncio.timeout(0.05): await asyncio.sleep(300)": "TimeoutError",
+}
+
+
+@pytest.mark.parametrize("wait", ["await asyncio.gather(first(), second())", "await in_group(first(), second())"])
+@pytest.mark.parametrize("what", IN_TASKS)
+def test_the_error_of_one_of_several_tasks_is_told(runs, capsys, wait, what):
+    runs.write(f"""
+import asyncio, sys
+
+async def in_group(*all_work):
+    async with asyncio.TaskGroup() as group:
+        [group.create_task(work) for work in all_work]
+
+async def answer(record, ask):
+    async def first():
+        {what}
+    async def second():
+        for word in ("one", "two", "three"):
+            await ask(word + " {{question}}")
+    {wait}
+""")
+    try:
+        runs.run(code=1)
+        told = capsys.readouterr().err
+    except UserError as error:
+        told = str(error)
+    assert IN_TASKS[what] in told
+
+
+def test_a_task_that_is_left_changes_no_notes_and_a_kept_ask_is_refused(runs, capsys):
+    runs.write("""
+import asyncio
+KEPT = []
+
+async def answer(record, ask):
+    async def late():
+        try:
+            await asyncio.sleep(300)
+        finally:
+            ask.note(late=True)
+    KEPT.append((ask, asyncio.create_task(late())))
+    await ask("Say {question}")
+    return await KEPT[0][0]("Say it again")
+""")
+    runs.run(code=1)
+    assert "late" not in runs.output.read_text()
+    assert "ask: is another question's; use the one that the method was called with" in capsys.readouterr().err
+
+
+def test_calls_whose_parser_raises_are_counted(runs):
+    runs.write("""
+def fail(text):
+    raise ValueError("no")
+
+async def answer(record, ask):
+    try:
+        await ask("Say {question}", parse=fail)
+    except ValueError:
+        return await ask("Say again {question}")
+""")
+    assert runs.run() == read_manifest(runs.output)["calls"]["generator"]["num_calls"] == 2 * len(IDS)
