@@ -21,14 +21,13 @@ OWN = secrets.token_hex(4)  # part of the names of this process's temporary file
 STAGED = "[0-9a-f]" * 16 + ".tmp"  # a glob pattern for the end of these names
 
 
-def check_could_write(path: Path, links: bool = False) -> None:
+def check_could_write(path: Path) -> None:
     """Raise UserError if a file surely cannot be written at `path`: a folder, no permission, or a full disk."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; give a file")
-        staged_path(
-            path.with_name(f"{path.name}.manifest.json")
-        ).exists()  # fails if the longest derived name is too long
+        longest = path.with_name(f"{path.name}.manifest.json")
+        staged_path(longest).exists()  # fails if the name is too long
         folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
         if not folder.is_dir():
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -197,9 +196,6 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
-
-
-filling = naming
 
 
 def staged_path(path: Path) -> Path:

@@ -82,7 +82,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
             program or, without --overwrite, of a run with other settings.
     """
     folder = Path(args.output_dir)
-    check_could_write(folder / "manifest.json", links=True)
+    check_could_write(folder / "manifest.json")
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
     run = _find_run(args, settings, lock)
     if lock is not None and run.checkpoint is not None:

@@ -18,7 +18,7 @@ from transformers import PrinterCallback, TrainerState
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.writing import filling
+from utils.files.writing import naming
 from utils.models.devices import fitting
 from utils.models.loading import in_short
 from utils.training.checkpoints import STATES, step_of
@@ -164,7 +164,7 @@ class Resumable:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         announce(f"step {self.state.global_step}: saving {checkpoint}")
-        with filling(checkpoint):
+        with naming(checkpoint):
             super()._save_checkpoint(model, trial)
 
 
