@@ -43,7 +43,9 @@ def test_the_page_lists_what_ask_offers(tmp_path):
     listed = re.findall(r"ask\.(\w+)", PAGES[1].read_text().split("## Searching")[0])
     method = "async def answer(record, ask):\n    return ' '.join(name for name in dir(ask) if name[0] != '_')\n"
     (tmp_path / "mine.py").write_text(method)
+    (tmp_path / "key.txt").write_text("sk-test")
     flags = ["--openai", "--model_addr", "m", "--inputs_addr", str(SAMPLE), "--unranked", "--limit", "1"]
+    flags += ["--api_key_addr", f"{tmp_path}/key.txt"]
     with serve(reply) as server:
         more = ["--base_url", server.url, "--method", f"{tmp_path}/mine.py"]
         assert baselines.main([*flags, *more, "--output_addr", f"{tmp_path}/answers.json"]) == 0
