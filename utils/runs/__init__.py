@@ -19,5 +19,6 @@ What can go wrong, who raises it, who catches it, what is stored, what the user 
   What has arrived is stored.
 - **A bug of ours**: never caught; a traceback, exit code 1.
 
-`NotStoredError` is not a failure: the record waits until the engine is open that can give a completion.
+`NotStoredError` is not a failure: the record waits until the engine is open that can give a completion. For a method,
+each call that cannot be answered now raises `NotNow`, whatever the reason; `Steps` has noted it.
 """
