@@ -47,16 +47,20 @@ def main(argv: list[str] | None = None) -> int:
     asked: set[str] = set()
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         path = Path(folder) / "requests.jsonl"
-        while True:
-            path.write_text("")
-            code = command.main([*words[1:], "--requests_to", str(path)])
-            lines = {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
-            if not lines:
-                return code
-            if lines.keys() <= asked:  # neither a batch nor a request of its own has got an answer
-                return command.main(words[1:])
-            asked |= lines.keys()
-            answer(lines, engines, models, runner)
+        try:
+            while True:
+                path.write_text("")
+                code = command.main([*words[1:], "--requests_to", str(path)])
+                lines = {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+                if not lines:
+                    return code
+                if lines.keys() <= asked:  # neither a batch nor a request of its own has got an answer
+                    return command.main(words[1:])
+                asked |= lines.keys()
+                answer(lines, engines, models, runner)
+        finally:
+            for engine in engines.values():
+                runner.run(engine.close())
 
 
 def answer(

@@ -82,7 +82,8 @@ class BatchEngine(APIEngine):
         await self._take_sent(wanted.keys())
         if self._for_batches(wanted):
             await self._insist(self._list)  # an API without batches is asked for nothing else
-        for completions in dict.fromkeys(one.completions for one in wanted.values()):
+        of_models = dict.fromkeys(one.completions for one in wanted.values())
+        for completions in of_models:
             own = {key: one for key, one in wanted.items() if one.completions is completions}
             with self._locked():  # another process may ask the same
                 completions.store.refresh()
@@ -101,7 +102,7 @@ class BatchEngine(APIEngine):
                     break
             else:
                 await asyncio.gather(*(self._ask_alone(*item) for item in [*left.items()][SINGLES:]))
-        for completions in dict.fromkeys(one.completions for one in wanted.values()):
+        for completions in of_models:
             completions.keep_refusals()
 
     def _for_batches(self, wanted: Mapping[str, Wanted]) -> dict[str, Fields]:

@@ -74,12 +74,12 @@ def describe_machine(args: Arguments, tallies: Sequence[Tally], path: str) -> No
         tokens = max((model.window.max_tokens for model in tally.stage.models.values()), default=0)
         num_pieces = sum(len(file.keys or ()) for file in tally.stage.files)
         needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
-    loaded, lines, models = [], [], [lacking.model for lacking in lacking_of.values()]
-    for model, lacking in zip(models, lacking_of.values(), strict=True):
+    loaded, lines, flags = [], [], next((lacking.model.flags for lacking in lacking_of.values()), args)
+    for lacking in lacking_of.values():
+        model = lacking.model
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
         elif model.is_local:
             loaded.append(Loaded(model.addr, lacking.length, model.chat.model_limit, model.flags.dtype))
-    flags = models[0].flags if models else args
     lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
     print(*lines, *describe_disk(path, needed), sep="\n")

@@ -100,10 +100,15 @@ class Steps:
         self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
         # Calls and searches by place, see `Branch`; None while under way.
         self._steps: dict[tuple[int, ...], Step | Found | None] = {}
-        self._branch = Branch()  # of calls of all tasks, unless the method's tasks have branches of their own
+        self._own_branch = Branch()
         self._under_way: set[asyncio.Task] = set()
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.create_future()  # done once the method is, or a call cannot be answered now
+
+    @property
+    def _branch(self) -> Branch:
+        """The branch of the running task; all tasks have the same one unless the method is a user's."""
+        return BRANCH.get() or self._own_branch
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:
@@ -137,7 +142,7 @@ class Steps:
         Calls of a task that the method has made are numbered by themselves, and their keys have the task's path, so
         that network time does not decide which of several tasks gets which text.
         """
-        path = () if is_shared else (BRANCH.get() or self._branch).path
+        path = () if is_shared else self._branch.path
         number = self._same[path, same]
         self._same[path, same] += 1
 
@@ -165,20 +170,19 @@ class Steps:
             call = make()
         except Exception as error:
             raise MistakeError from error
+        mistake = None
         try:
             with around.room.taken(count_tokens(call.prompt)):
                 record = await answer_call(around.engines.get(role), self.model(role), call, role)
         except NotStoredError as error:
             self.lacking.append((role, call, error.lack))
             raise
-        except MistakeError as error:
-            mistake, record = error, error.record  # of a parser: the text was paid for
-        else:
-            mistake = None
+        except MistakeError as error:  # of a parser: the text was paid for
+            record, mistake = error.record, error.__cause__
         if call.prompt is not None:  # otherwise, no server was needed
             around.landed(role)
-        step = Step(role, record, call.messages if around.is_traced else [], call.policy.stop, call.shared)
-        return step if mistake is None else step._replace(mistake=mistake.__cause__)
+        messages = call.messages if around.is_traced else []
+        return Step(role, record, messages, call.policy.stop, call.shared, mistake)
 
     async def run(self, role: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a call or a search to its end, whatever the method does, and return its result.
@@ -189,7 +193,7 @@ class Steps:
         if len(self._steps) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
             await self._not_now()
-        place = (BRANCH.get() or self._branch).next_place()
+        place = self._branch.next_place()
         self._steps[place] = None
         task = without_branch(work())
         self._under_way.add(task)
@@ -230,9 +234,8 @@ class Steps:
         """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
-        root = branch.root if (branch := BRANCH.get()) else self._branch
-        self._root = self._root or root
-        if self._root is not root:
+        self._root = self._root or self._branch.root
+        if self._root is not self._branch.root:
             raise RuntimeError("ask: is another question's; use the one that the method was called with")
         if self.ended is not None or self._is_over:
             await self._not_now()
