@@ -6,8 +6,9 @@
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files share one load of the model. A response file is {question id: [{"output": text}]}; the first
-response to each question is judged. A missing answer gets the worst score (0, unless lower is better) and is counted.
-A missing verdict is counted and never scored 0. Run the same command again to judge only the changes.
+response to each question is judged, with --samples all every one. A missing answer gets the worst score (0, unless
+lower is better) and is counted. A missing verdict is counted and never scored 0. Run the same command again to judge
+only the changes.
 
 LaMP and LongLaMP need no judge: their metrics compare a response with the reference (--strategy f1, rouge-1, ...).
 Files in LaMP's own format and PersonaMem's CSV files are read too. To measure how sure the judge is, --verdicts
@@ -65,6 +66,8 @@ def build_parser() -> cli.FlagParser:
         help="response files, one per system; LaMP's and PersonaMem's own formats work too")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="score files to write, one per response file; just one for pairwise")
+    add("--samples", choices=["all"],
+        help="score every response to a question: `samples` of the score file has their scores (off: the first one)")
     add("--verdicts", choices=["probability"],
         help="score by the expected verdict, computed from the verdicts' likelihoods; generates no text (off: score by "
         "the written verdict)")
@@ -130,7 +133,7 @@ def prepare(args: cli.Arguments) -> Stage:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
         if not all(answered := are_answered(request.outputs)):
             return no_answer(answered)
-        return await ask.steps.send("judge", partial(model.call, ask.steps.key, request))
+        return await ask.steps.send("judge", partial(model.call, request))
 
     async def compute(request: Request, ask: Ask) -> Piece:
         """Compute a score from the response and the reference."""

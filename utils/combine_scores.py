@@ -1,8 +1,10 @@
 """Combine scores with terms computed from the responses into rewards, for a training with --objective grpo.
 
-  python utils/combine_scores.py --response_addr samples/sample_{0..7}.json --score_addr samples/scores_{0..7}.json \\
-      --output_addr samples/rewards_{0..7}.json --contrast -0.1 --contrast_addr plain.json \\
-      --length -0.01 --length_note intent --length_over 200
+  python utils/combine_scores.py --response_addr samples.json --score_addr scores.json --output_addr rewards.json \\
+      --contrast -0.1 --contrast_addr plain.json --length -0.01 --length_note intent --length_over 200
+
+The scores are those of all samples (evaluate_responses.py --samples all). The output has, in `rewards`, a list per
+question, in the order of the samples.
 
 A reward is the sum of the score and of the terms, each times its weight (docs/beyond_planpers.md). These weights are
 those of IAP; PR2's penalty for a wrong form is --form -0.5. A score that is an
@@ -13,6 +15,7 @@ A response without a score has no reward. A missing answer has at most the lowes
 """
 
 import copy
+import math
 import re
 import runpy
 import sys
@@ -29,11 +32,11 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.file_hashes import file_hash
 from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
-from utils.files.manifest import describe_run, settings_of
-from utils.records.responses import read_responses
-from utils.records.scores import metric_behind, read_scores, refuse_scores_of_others
+from utils.files.manifest import describe_run
+from utils.records.responses import are_answered, as_read, read_responses
+from utils.records.sample_scores import COMBINED, read_sample_scores
+from utils.records.scores import metric_behind
 from utils.scoring.references import rouge
-from utils.tables.best_of_n import COMBINED
 
 Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
 
@@ -42,9 +45,9 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--response_addr", nargs="+", required=True, metavar="FILE", help="response files, one per sample")
-    add("--score_addr", nargs="+", required=True, metavar="FILE", help="their score files, in the same order")
-    add("--output_addr", nargs="+", required=True, metavar="FILE", help="output files, one per response file")
+    add("--response_addr", required=True, metavar="FILE", help="responses, with any number of samples per question")
+    add("--score_addr", required=True, metavar="FILE", help="scores of all samples")
+    add("--output_addr", required=True, metavar="FILE", help="output file")
     add("--score", type=float, default=1.0, metavar="WEIGHT", help="weight of the score (%(default)s)")
     add("--contrast", type=float, default=0.0, metavar="WEIGHT",
         help="weight of ROUGE-L (0 to 1, without IAP's stemming) between the response and the one in --contrast_addr "
@@ -72,69 +75,52 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    cli.check_same_number(args, "response_addr", "score_addr", "output_addr")
     for name, needed in (("contrast", "contrast_addr"), ("form", "form_texts"), ("own", "own_addr")):
         if vars(args)[name] and vars(args)[needed] is None:
             raise UserError(f"--{name}: needs --{needed}")
-    cli.check_outputs(args.output_addr, [*args.response_addr, *args.score_addr])
-    prepare_derived(args.output_addr, COMBINED, args.overwrite)
-    terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
+    cli.check_outputs([args.output_addr], [args.response_addr, args.score_addr])
+    prepare_derived([args.output_addr], COMBINED, args.overwrite)
+    weights = {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
     weights |= {"own": args.own} if args.own else {}
-    options = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
-    options |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
-    options |= {"own_with": file_hash(args.own_addr)} if args.own else {}
-    contents = [combined(*paths, weights, terms) for paths in zip(args.response_addr, args.score_addr, strict=True)]
-    lower_missing_answers(contents)
-    run = describe_run(vars(args), {}, None)
-    for content, response_addr, score_addr, output_addr in zip(
-        contents, args.response_addr, args.score_addr, args.output_addr, strict=True
-    ):
-        settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
-        settings |= {"weights": weights} | options
-        publish_together({Made(output_addr, settings, args.overwrite, ALL_BUT_SCRIPT): content}, run)
-        means = ", ".join(f"{name} {mean:z.4f}" for name, mean in content["means"].items())
-        print(f"{output_addr}: mean reward {content['reward']:z.4f}; means of the terms: {means}")
+    content = combined(args, weights, terms_of(args))
+    settings = {"script": COMBINED, "responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
+    settings |= {"weights": weights, "length_note": args.length_note, "length_over": args.length_over}
+    settings |= {"form_texts": args.form_texts, "contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
+    settings |= {"own_with": file_hash(args.own_addr)} if args.own else {}
+    made = Made(args.output_addr, settings, args.overwrite, ALL_BUT_SCRIPT)
+    publish_together({made: content}, describe_run(vars(args), {}, None))
+    means = ", ".join(f"{name} {mean:z.4f}" for name, mean in content["means"].items())
+    print(f"{args.output_addr}: mean reward {content['reward']:z.4f}; means of the terms: {means}")
     return 0
 
 
-def combined(response_addr: str, score_addr: str, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
-    """Return the rewards by question id, with the means of the terms over the responses that have a score."""
-    if "responses" not in settings_of(score_addr):
-        raise UserError(f"{score_addr}: has no manifest beside it that names the responses; judge them again")
-    refuse_scores_of_others(score_addr, [response_addr])
-    responses, scores, rewards, rows = read_responses(response_addr), read_scores(score_addr), {}, []
-    sign, unanswered = -1 if metric_behind(scores).lower_is_better else 1, []
-    for entry in scores["per_question_scores"]:
-        if entry["score"] is None:
-            rewards[entry["id"]] = None
-            continue
-        response = responses[entry["id"]][0]
-        unanswered += [] if entry["answered"] else [entry["id"]]
-        values = {name: term(entry["id"], response) for name, term in terms.items()}
-        rows.append({"score": sign * entry["score"], **values})
-        rewards[entry["id"]] = sum(weights[name] * value for name, value in rows[-1].items())
-    if not rows:
-        raise UserError(f"{score_addr}: no response has a score; judge the responses again")
-    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
-    return {"reward": sum(weights[name] * mean for name, mean in means.items()), "means": means, "rewards": rewards,
-            "unanswered": unanswered}  # fmt: skip
+def combined(args: cli.Arguments, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
+    """Return the rewards by question id and sample, their mean, and the means of the terms, over samples with a score.
 
-
-def lower_missing_answers(contents: list[dict[str, Any]]) -> None:
-    """Lower the reward of each missing answer to the lowest of the question's answers in all files.
-
-    Otherwise an answer that gets penalties would lose to none, and a training would learn to give none.
+    The reward of a missing answer is lowered to the lowest of the question's answers. Otherwise an answer that gets
+    penalties would lose to none, and a training would learn to give none.
     """
-    lowest: dict[str, float] = {}
-    for content in contents:
-        for question_id, reward in content["rewards"].items():
-            if reward is not None and question_id not in content["unanswered"]:
-                lowest[question_id] = min(reward, lowest.get(question_id, reward))
-    for content in contents:
-        rewards = content["rewards"]
-        for question_id in content["unanswered"]:
-            rewards[question_id] = min(rewards[question_id], lowest.get(question_id, rewards[question_id]))
-        content["reward"] = fmean(reward for reward in rewards.values() if reward is not None)
+    responses, rewards, rows = read_responses(args.response_addr), {}, []
+    scores, samples = read_sample_scores(args.score_addr, responses, args.response_addr)
+    sign, field = -1 if metric_behind(scores).lower_is_better else 1, metric_behind(scores).reads
+    for question_id, of_question in samples.items():
+        rewards[question_id] = of_sample = [None] * len(of_question)
+        for number, (score, response) in enumerate(zip(of_question, responses[question_id], strict=True)):
+            if score is not None:
+                values = {name: term(question_id, response) for name, term in terms.items()}
+                rows.append({"score": sign * score, **values})
+                of_sample[number] = sum(weights[name] * value for name, value in rows[-1].items())
+        read = as_read({question_id: responses[question_id]}, field)
+        answered = are_answered(response["output"] for response in read[question_id])
+        of_answers = [reward for reward, is_answer in zip(of_sample, answered, strict=True) if is_answer]
+        lowest = min((reward for reward in of_answers if reward is not None), default=math.inf)
+        for number, reward in enumerate(of_sample):
+            if reward is not None and not answered[number]:
+                of_sample[number] = min(reward, lowest)
+    if not rows:
+        raise UserError(f"{args.score_addr}: no response has a score; judge the responses again")
+    mean = fmean(reward for of_sample in rewards.values() for reward in of_sample if reward is not None)
+    return {"reward": mean, "means": {name: fmean(row[name] for row in rows) for name in rows[0]}, "rewards": rewards}
 
 
 def terms_of(args: cli.Arguments) -> dict[str, Term]:

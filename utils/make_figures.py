@@ -7,8 +7,8 @@
   python utils/make_figures.py --figure 5 --inputs_addr data/*.json --output_addr figure5
   python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\
       --system RAG rag_scores.json --output_addr distance
-  python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores_{0..7}.json \\
-      --system "Reward model" rewards_{0..7}.json --output_addr best_of_n
+  python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores.json \\
+      --system "Reward model" rewards.json --output_addr best_of_n
   python utils/make_figures.py --figure judges --agreement_addr judges.json --output_addr judges
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
@@ -36,9 +36,10 @@ from utils.files.json_files import read_bytes, read_json
 from utils.files.manifest import folder_settings
 from utils.parsing.plans import one_line
 from utils.records.responses import read_responses
+from utils.records.sample_scores import read_rewards, read_sample_scores
 from utils.records.scores import metric_behind
 from utils.tables import paper_figures
-from utils.tables.best_of_n import make_curve, read_sample_scores, split
+from utils.tables.best_of_n import make_curve
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import read_columns
 from utils.tables.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
@@ -87,9 +88,9 @@ def build_parser() -> cli.FlagParser:
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
         "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
-        "best_of_n: a name, then the scores to choose by, one file per sample; once per curve")
+        "best_of_n: a name, then the scores to choose by (--samples all); once per curve")
     add("--response_addr", metavar="FILE", help="figure best_of_n: responses with several samples per question")
-    add("--score_addr", nargs="+", metavar="FILE", help="figure best_of_n: the judge's scores, one file per sample")
+    add("--score_addr", metavar="FILE", help="figure best_of_n: the judge's scores of all samples (--samples all)")
     add("--agreement_addr", metavar="FILE",
         help="figures 4 and judges: output of utils/compare_evaluators.py, for judges with --systems")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
@@ -103,7 +104,7 @@ def build_parser() -> cli.FlagParser:
         is_other = lambda args, figures=figures: args.figure not in figures  # noqa: E731
         parser.without_effect(flags, is_other, f"except with --figure {' or '.join(figures)}")
     parser.without_effect(
-        "--allow_partial --unscored_as_zero --groups",
+        "--allow_partial --unscored_as_zero --samples --groups",
         lambda args: SOURCES[args.figure] != ("--system",),
         "except with --figure 2, 3, 16 or groups",
     )
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--figure {args.figure}: needs {', '.join(missing)}")
     files = output_files(args.output_addr)
     inputs = [path for _, *paths in args.system or [] for path in paths] + (args.inputs_addr or [])
-    inputs += [*(args.score_addr or []), *filter(None, [args.agreement_addr, args.response_addr])]
+    inputs += filter(None, [args.score_addr, args.agreement_addr, args.response_addr])
     cli.check_outputs(list(map(str, files)), inputs)
     figure, notes = make_figure(args)
     prepare_derived(files, SCRIPT, args.overwrite)
@@ -167,16 +168,18 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
 
 def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Draw the curves of best of N; the notes have their values."""
-    samples = split(read_responses(args.response_addr))
-    judged = list(read_sample_scores(args.score_addr, samples, args.response_addr).values())
+    responses = read_responses(args.response_addr)
+    judged, samples = read_sample_scores(args.score_addr, responses, args.response_addr)
     curves, notes = {}, []
     for name, *paths in args.system:
-        chosen_by = list(read_sample_scores(paths, samples, args.response_addr).values())
-        curves[one_line(name)] = curve = make_curve(judged, chosen_by, metric_behind(chosen_by[0]).lower_is_better)
+        if len(paths) != 1:
+            raise UserError(f"--system {name!r}: needs one file for best_of_n, made with --samples all")
+        curve = make_curve(judged, samples, read_rewards(paths[0], responses, args.response_addr))
+        curves[one_line(name)] = curve
         values = ", ".join(f"{number}: {mean:z.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
-    return best_of_n_figure(curves, score_label(metric_behind(judged[0]))), notes
+    return best_of_n_figure(curves, score_label(metric_behind(judged))), notes
 
 
 # Reading

@@ -1,9 +1,8 @@
 """Select the best of several sampled responses per question by their scores, and the worst for training on pairs.
 
-  python utils/select_responses.py --response_addr rag_16.json --split_dir samples
-  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr train.json \\
-      --response_addr samples/sample_{00..15}.json --score_addr samples/scores_{00..15}.json
-  python utils/select_responses.py --response_addr rag_16.json --score_addr samples/scores_{00..15}.json \\
+  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --samples all --inputs_addr train.json \\
+      --response_addr rag_16.json --score_addr rag_16_scores.json
+  python utils/select_responses.py --response_addr rag_16.json --score_addr rag_16_scores.json \\
       --output_addr best.json --worst_addr worst.json
 
 The judge sees the rubric, which no system sees. On a test set, selected responses are therefore an upper bound, and
@@ -28,8 +27,8 @@ from utils.files.file_hashes import file_hash
 from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
 from utils.files.manifest import describe_run, manifest_of, settings_of
 from utils.records.responses import Responses, are_answered, read_responses
+from utils.records.sample_scores import SampleScores, read_sample_scores
 from utils.records.scores import Scores, metric_behind, strategy_in_words
-from utils.tables.best_of_n import read_sample_scores, split
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"
@@ -42,18 +41,13 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--response_addr", required=True, metavar="FILE", help="responses with several outputs per question")
-    add("--split_dir", metavar="DIR", help="write one response file per sample into this folder (default: select)")
-    add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
-    add("--output_addr", metavar="FILE", help="output file for the best response to each question")
+    add("--score_addr", required=True, metavar="FILE", help="the scores of all samples (--samples all)")
+    add("--output_addr", required=True, metavar="FILE", help="output file for the best response to each question")
     add("--worst_addr", metavar="FILE",
         help="output file for the worst response to each of these questions; questions whose responses all have the "
         "same score, or none, are dropped (default: no file)")
     add("--min_score", type=cli.finite_float, metavar="SCORE",
         help="drop questions whose best response scores less, or has no score (default: no minimum)")
-    parser.without_effect(
-        "--score_addr --output_addr --worst_addr --min_score", lambda args: args.split_dir is not None,
-        "with --split_dir, which selects nothing", "leave out --split_dir",
-    )
     # fmt: on
     add_overwrite_argument(parser)
     return parser
@@ -61,58 +55,41 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.split_dir is None and None in (args.score_addr, args.output_addr):
-        raise UserError("give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores")
     responses = read_responses(args.response_addr)
-    samples = split(responses)
-    if len(samples) < 2 and args.split_dir is None and args.min_score is None:
+    num_samples = max(map(len, responses.values()), default=0)
+    if num_samples < 2 and args.min_score is None:
         raise UserError(
             f"{args.response_addr}: has no more than one response to any question\n"
             "  sample several, such as by --num_generated_outputs 16 --temperature 1, or give a --min_score"
         )
-    if args.split_dir is None:
-        write_selection(args, responses, samples)
-        return 0
-    width = len(str(len(samples) - 1))
-    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": sample for i, sample in enumerate(samples)}
-    cli.check_outputs(list(map(str, files)), [args.response_addr])
-    settings = make_settings(args)
-    contents = {Made(path, settings, args.overwrite, ALL_BUT_SCRIPT): sample for path, sample in files.items()}
-    publish_together(contents, describe_run(vars(args), {}, None))
-    for path, sample in files.items():
-        print(f"{path}: {counted(len(sample), 'response')}")
-    return 0
-
-
-def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
     # The best is written last, so that if its file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
     cli.check_different("--output_addr, --worst_addr", list(paths.values()))
-    cli.check_outputs([*paths.values()], [args.response_addr, *args.score_addr])
-    files = read_sample_scores(args.score_addr, samples, args.response_addr)
-    first_addr, first = next(iter(files.items()))
-    metric = metric_behind(first)
+    cli.check_outputs([*paths.values()], [args.response_addr, args.score_addr])
+    content, scores = read_sample_scores(args.score_addr, responses, args.response_addr)
+    metric = metric_behind(content)
     if metric.lower_is_better and args.min_score is not None:
-        raise UserError(f"--min_score: {first['strategy']} is an error, so lower is better; leave it out")
-    scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files.values()]
+        raise UserError(f"--min_score: {content['strategy']} is an error, so lower is better; leave it out")
     selected, counts = select(responses, scores, args, metric.lower_is_better)
     if not counts["kept"]:
         raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
-    hashes, contents = [file_hash(path) for path in files], {}
+    contents = {}
     for which, path in paths.items():
-        by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
+        by = {"which": which, "samples": num_samples, **describe_scorer(args.score_addr, content, metric)}
         by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
-        settings = make_settings(args, scores=hashes, selected_by=by)
+        settings = {**settings_of(args.response_addr), "script": SCRIPT, "selected_by": by}
+        settings |= {"responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
         contents[Made(path, settings, args.overwrite, ALL_BUT_SCRIPT)] = selected[which]
     publish_together(contents, describe_run(vars(args), {}, None, counts=counts))
     for file in contents:
         by = describe_selection(file.settings["selected_by"])
         print(f"{file.path}: {counts['kept']} of {counted(len(responses), 'question')}; {by}")
     print(in_words(counts))
+    return 0
 
 
 def select(
-    responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
+    responses: Responses, scores: SampleScores, args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
     """Return the best and the worst response to each kept question, by the samples' scores, and counts.
 
@@ -122,7 +99,7 @@ def select(
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
     counts, most = Counter(), max(map(len, responses.values()))
     for key, outputs in responses.items():
-        scored = {number: score for number in range(len(outputs)) if (score := scores[number].get(key)) is not None}
+        scored = {number: score for number, score in enumerate(scores.get(key, ())) if score is not None}
         answered = {number: score for number, score in scored.items() if all(are_answered([outputs[number]["output"]]))}
         counts["questions with fewer samples"] += len(outputs) < most
         counts["samples without a score"] += len(outputs) - len(scored)
@@ -163,11 +140,6 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
         "strategy": strategy_in_words(scores),
         "saw": [name for name in metric.needs if name in tasks()[scores["task"]].hidden_fields],
     }
-
-
-def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
-    """Return the settings of the responses, which score files and tables read, and those of the selection."""
-    return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
 
 
 def in_words(counts: dict[str, int]) -> str:

@@ -16,7 +16,7 @@
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective grpo \\
-      --inputs_addr train_ranked.json --trace_addr samples.json.trace.jsonl --score_addr scores_{0..7}.json \\
+      --inputs_addr train_ranked.json --trace_addr samples.json.trace.jsonl --score_addr scores.json \\
       --output_dir policy
 
 With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         note_other_model(args, identity)
         note_restricted_sampling(args)
         settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
-        settings |= {"scores": sorted(map(file_hash, args.score_addr))}
+        settings |= {"scores": file_hash(args.score_addr)}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")

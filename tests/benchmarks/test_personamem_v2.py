@@ -354,7 +354,7 @@ def test_what_only_the_scorer_sees_is_told(dataset, tmp_path):
         "target",
         "preference",
     ]
-    args = Namespace(objective="grpo", score_addr=[tmp_path / "scores.json"], model_addr="none", target_addr=None,
+    args = Namespace(objective="grpo", score_addr=tmp_path / "scores.json", model_addr="none", target_addr=None,
                      worst_addr=None, response_addr=tmp_path / "out.json")  # fmt: skip
     assert seen_in_training(args, task, load_prompt("personamem/choice")) == ["preference", "target"]
 
@@ -371,13 +371,12 @@ def test_calls_with_histories_can_be_learnt_from_their_scores(dataset, server, s
 
     server.reply, out = reply, tmp_path / "samples.json"
     ask(server, dataset, out, "--num_generated_outputs", 4, "--temperature", 1, "--trace")
-    run(select_responses, "--response_addr", out, "--split_dir", tmp_path)
-    samples, scores = ([tmp_path / f"{kind}_{number}.json" for number in range(4)] for kind in ("sample", "scores"))
-    run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", *samples, "--score_addr", *scores)
-    learning = ["--objective", "grpo", "--trace_addr", f"{out}.trace.jsonl", "--score_addr", *scores]
+    scores = tmp_path / "scores.json"
+    words = ["--samples", "all", "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores]
+    run(evaluate_responses, *words)
+    learning = ["--objective", "grpo", "--trace_addr", f"{out}.trace.jsonl", "--score_addr", scores]
     learning += ["--model_addr", small_model, "--lora_rank", 4, "--inputs_addr", dataset, "--dry_run"]
     run(train_generator, *learning, "--output_dir", tmp_path / "policy")
     printed = capsys.readouterr().out
-    wrong = [[entry["score"] for entry in read_json(path)["per_question_scores"]] for path in scores]
-    mixed = sum(len(set(by_question)) > 1 for by_question in zip(*wrong, strict=True))
+    mixed = sum(len(set(entry["samples"])) > 1 for entry in read_json(scores)["per_question_scores"])
     assert f": {4 * mixed} calls of {mixed} questions" in printed and mixed > 0

@@ -354,13 +354,10 @@ WITHOUT_EFFECT = [
     ("utils/show_answers.py", "--score_addr s --ids a", "--worst",
      "with --ids, which are printed in the given order\n  leave {} out"),
     ("utils/show_answers.py", "--ids a", "--num_questions 3", "with --ids, which are all printed\n  leave {} out"),
-    ("utils/select_responses.py", "--split_dir d",
-     "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
-     "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
     *(("utils/make_figures.py", f"--figure {other}", flags, f"except with --figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
           ("4", "--system x", "2 or 3 or 16 or groups or best_of_n"),
-          ("4", "--allow_partial --unscored_as_zero --groups a=b", "2, 3, 16 or groups"),
+          ("4", "--allow_partial --unscored_as_zero --samples all --groups a=b", "2, 3, 16 or groups"),
           ("3", "--response_addr a --score_addr a", "best_of_n"),
           ("3", "--agreement_addr a", "4 or judges"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),

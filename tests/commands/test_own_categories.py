@@ -10,7 +10,7 @@ from statistics import mean
 
 import pytest
 
-from utils import compare_evaluators, dataset_statistics, make_figures, make_table, report, select_responses
+from utils import compare_evaluators, dataset_statistics, make_figures, make_table, report
 from utils.benchmarks.task import ALL
 from utils.files.file_hashes import file_hash
 
@@ -40,9 +40,6 @@ class Study:
         self.data = self.write("data.json", self.records)
         samples = {f"q{i}": [{"output": f"Text {number}."} for number in range(4)] for i in range(NUMBER)}
         self.samples = self.write("samples.json", samples)
-        words = ["--response_addr", self.samples, "--split_dir", str(folder)]
-        assert select_responses.main(words) == 0
-        self.parts = [str(folder / f"sample_{number}.json") for number in range(4)]
         self.scores = {name: [self.scored(name, number) for number in range(4)] for name in ("A", "B")}
 
     def write(self, name, content):
@@ -54,15 +51,20 @@ class Study:
         return ((i + number + (name == "B")) * 7 // 3) % 3
 
     def scored(self, name, number, judge=""):
-        """Write the scores of a sample, which a judge read as this system's, and return their path."""
+        """Write the scores of samples, from this number on, which a judge read as this system's; return their path."""
         entries = [
             {"id": record["id"], "category": place, "question_sha256": record["id"], "answered": True,
-             "score": value / 2, "details": [{"aspect": "cost", "score": value}]}
-            for record, place, value in zip(self.records, self.places, self.values(name, number), strict=True)
+             "score": values[0] / 2, "details": [{"aspect": "cost", "score": values[0]}],
+             "samples": [value / 2 for value in values]}
+            for record, place, *values in zip(
+                self.records, self.places, *(self.values(name, number + i) for i in range(4)), strict=True)
         ]  # fmt: skip
         content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
         path = self.write(f"{name}{number}{judge}_scores.json", content)
-        made = {"settings": {"responses": file_hash(self.parts[number])}, "output_sha256": file_hash(path)}
+        made = {
+            "settings": {"responses": f"{number}" if judge else file_hash(self.samples)},
+            "output_sha256": file_hash(path),
+        }
         self.write(f"{name}{number}{judge}_scores.json.manifest.json", made)
         return path
 
@@ -121,8 +123,8 @@ def test_figures(study, capsys):
     kinds = {
         "2": [*chain(*by_number)], "16": [*chain(*by_number)], "3": files.systems(), "groups": files.systems(),
         "5": ["--inputs_addr", files.data],
-        "best_of_n": ["--response_addr", files.samples, "--score_addr", *files.scores["A"],
-                      "--system", "Other", *files.scores["B"]],
+        "best_of_n": ["--response_addr", files.samples, "--score_addr", files.scores["A"][0],
+                      "--system", "Other", files.scores["B"][0]],
     }  # fmt: skip
     for kind, flags in kinds.items():
         assert make_figures.main(["--figure", kind, *flags, *out]) == 0, kind
@@ -153,7 +155,7 @@ def test_report_and_statistics(study, capsys):
     page = files.folder / "report.html"
     words = ["--inputs_addr", files.data, "--output_addr", str(page)]
     for name in ("A", "B"):
-        words += ["--system", name, files.parts[0], files.scores[name][0]]
+        words += ["--system", name, files.samples, files.scores[name][0]]
     assert report.main(words) == 0
     index = json.loads(page.read_text().split('id="index">')[1].split("</script>")[0])
     shown = [panel["group"] for panel in index["panels"]]

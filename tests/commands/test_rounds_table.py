@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from utils import combine_scores, rounds_table, select_responses
+from utils import combine_scores, rounds_table
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, publish, write_folder_manifest
@@ -19,26 +19,26 @@ def round_of(tmp_path):
         (folder / "policy").mkdir(parents=True)
         content = {key: [{"output": text} for text, _ in answers] for key, answers in samples.items()}
         (folder / "samples.json").write_text(json.dumps(content))
-        words = ["--response_addr", folder / "samples.json", "--split_dir", folder / "split"]
-        assert select_responses.main(list(map(str, words))) == 0
-        paths = []
-        for number in range(2):
-            responses, paths = folder / f"split/sample_{number}.json", [*paths, folder / f"scores_{number}.json"]
-            scored = {key: answers[number][1] for key, answers in samples.items()}
-            publish(paths[-1], scores_of(scored), describe_run({}, {"responses": file_hash(responses)}, None))
-        publish(folder / "validation.json", scores_of(validation), describe_run({}, {}, None))
+        settings = {"responses": file_hash(folder / "samples.json")}
+        scored = {key: [score for _, score in answers] for key, answers in samples.items()}
+        publish(folder / "scores.json", scores_of(scored), describe_run({}, settings, None))
+        publish(
+            folder / "validation.json",
+            scores_of({key: [score] for key, score in validation.items()}),
+            describe_run({}, {}, None),
+        )
         if notes is not None:
             write_folder_manifest(folder / "policy", {"settings": {}, "notes": notes})
-        return [folder / "samples.json", folder / "policy", folder / "validation.json", *paths]
+        return [folder / "samples.json", folder / "scores.json", folder / "policy", folder / "validation.json"]
 
     return write
 
 
 def scores_of(scores):
     entries = [
-        {"id": key, "group": None, "subgroup": None, "question_sha256": key, "answered": True, "score": score,
-         "details": [{"score": score}]}
-        for key, score in scores.items()
+        {"id": key, "group": None, "subgroup": None, "question_sha256": key, "answered": True,
+         "score": samples[0], "details": [{"score": samples[0]}], "samples": samples}
+        for key, samples in scores.items()
     ]  # fmt: skip
     return {"task": "LaMP-QA", "strategy": "direct", "num_unanswered": 0, "per_question_scores": entries}
 
@@ -61,15 +61,14 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
         "- Round 2: what it left out is not known.",
     ]  # fmt: skip
     # Rewards, with an answer per word as a penalty.
-    samples, policy, validation, *scores = rounds[0]
-    rewards = [path.with_name(f"rewards_{number}.json") for number, path in enumerate(scores)]
-    split = [samples.parent / f"split/sample_{number}.json" for number in range(2)]
-    words = ["--response_addr", *split, "--score_addr", *scores, "--output_addr", *rewards, "--length", -0.1]
+    samples, scores, policy, validation = rounds[0]
+    rewards = samples.with_name("rewards.json")
+    words = ["--response_addr", samples, "--score_addr", scores, "--output_addr", rewards, "--length", -0.1]
     assert combine_scores.main(list(map(str, words))) == 0
-    words = ["--output_addr", tmp_path / "rewards.md", "--round_files", samples, policy, validation, *rewards]
+    words = ["--output_addr", tmp_path / "rewards.md", "--round_files", samples, rewards, policy, validation]
     assert rounds_table.main(list(map(str, words))) == 0
-    rewarded = json.loads(rewards[0].read_text())["rewards"], json.loads(rewards[1].read_text())["rewards"]
-    known = [reward for rewards in rewarded for reward in rewards.values() if reward is not None]
+    of_samples = json.loads(rewards.read_text())["rewards"].values()
+    known = [reward for of_question in of_samples for reward in of_question if reward is not None]
     assert f"| 1 | 2 | 4 | {sum(known) / 3:.4f} | 2.0 | 1 |" in (tmp_path / "rewards.md").read_text()
 
 
@@ -77,9 +76,7 @@ def test_scores_of_other_samples_are_refused(round_of, tmp_path):
     rounds = [round_of(name, {"a": [(name, 1.0), ("y", 0.5)]}, {"v": 0.5}, []) for name in ("1", "2")]
     words = ["--output_addr", tmp_path / "rounds.md", "--round_files"]
     for paths, message in (
-        ([*rounds[0][:3], *rounds[1][3:]], "not the scores of a sample of"),
-        (rounds[0][:4], "no scores of sample 1"),
-        (rounds[0][:3], "give samples, policy, validation scores, then a score file per sample"),
+        ([rounds[0][0], *rounds[1][1:]], "not the scores of"),
         ([*rounds[0], "--round_files", *rounds[0]], "two rounds have the same validation scores"),
     ):
         with pytest.raises(UserError, match=message):

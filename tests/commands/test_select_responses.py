@@ -60,39 +60,37 @@ class Samples:
     def run(self, *words):
         return main(["--response_addr", str(self.folder / "all.json"), *map(str, words)])
 
-    def split(self):
-        assert self.run("--split_dir", self.folder / "samples") == 0
-        return sorted(self.folder.glob("samples/sample_?.json"))
+    @property
+    def score_addr(self):
+        return self.folder / "all_scores.json"
 
     def judge(self):
-        """Score files as evaluate_responses.py writes them."""
-        for number, path in enumerate(self.split()):
-            entries = [scored(key, row[number]) for key, row in self.table.items() if number < len(row)]
-            content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
-            settings = {"judge": "Café@1", "responses": file_hash(path)}
-            publish(self.score(number), content, {"settings": settings, "arguments": {"evaluator_llm": "Café"}})
+        """A score file as evaluate_responses.py --samples all writes it."""
+        entries = [scored(key, row) for key, row in self.table.items()]
+        content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
+        settings = {"judge": "Café@1", "responses": file_hash(self.folder / "all.json")}
+        publish(self.score_addr, content, {"settings": settings, "arguments": {"evaluator_llm": "Café"}})
 
-    def score(self, number):
-        return self.folder / f"samples/scores_{number}.json"
-
-    def select(self, *words, numbers=range(4), worst=True):
-        """The selection by the score files of these samples."""
+    def select(self, *words, worst=True):
+        """The selection by the samples' scores."""
         words += ("--worst_addr", self.folder / "worst.json") if worst else ()
-        files = [self.score(number) for number in numbers]
-        assert self.run("--score_addr", *files, "--output_addr", self.folder / "best.json", *words) == 0
+        assert self.run("--score_addr", self.score_addr, "--output_addr", self.folder / "best.json", *words) == 0
         return self.read("best.json")
 
     def counts(self):
         return read_manifest(self.folder / "best.json")["counts"]
 
 
-def scored(key, score):
-    """An entry of a score file with five aspects."""
-    points = None if score is None else 0 if score == "-" else round(score * 10)
+def scored(key, row):
+    """An entry of a score file with five aspects; its samples have these scores."""
+    first = row[0]
+    points = None if first is None else 0 if first == "-" else round(first * 10)
     verdicts = [None] * 5 if points is None else [min(2, max(0, points - 2 * i)) for i in range(5)]
     details = [{"aspect": f"a{i}", "score": one} for i, one in enumerate(verdicts)]
-    its = {"id": key, "category": "cooking", "question_sha256": "0", "answered": score != "-"}
-    return {**its, "score": None if points is None else points / 10, "details": details}
+    its = {"id": key, "category": "cooking", "question_sha256": "0", "answered": first != "-"}
+    samples = [0.0 if one == "-" else one for one in row]
+    unanswered = {"unanswered_samples": row.count("-")} if "-" in row else {}
+    return {**its, "score": samples[0], "details": details, "samples": samples, **unanswered}
 
 
 def chosen(selection):
@@ -101,7 +99,7 @@ def chosen(selection):
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """A folder with samples and their score files; every test has a copy."""
+    """A folder with samples and their scores; every test has a copy."""
     made = Samples(tmp_path_factory.mktemp("judged"), SCORES)
     made.judge()
     return made.folder
@@ -114,7 +112,7 @@ def samples(tmp_path, judged):
 
 
 def test_best_and_worst_by_hand(samples, capsys):
-    best = samples.select(numbers=[2, 0, 3, 1])
+    best = samples.select()
     assert chosen(best) == BEST and chosen(samples.read("worst.json")) == WORST
     assert best["q4"] == [{"output": "q4 2", "raw": "r", "sample": 2, "score": 0.7}]
     manifest = read_manifest(samples.folder / "best.json")
@@ -131,29 +129,32 @@ def test_best_and_worst_by_hand(samples, capsys):
     assert samples.counts() == {key: its for key, its in COUNTS.items() if "dropped" not in key} | own
 
 
-SPOILT = {  # by score files or responses that do not fit, or flags, what is said
-    "other responses": r"scores_0\.json: not the scores of a sample of .*all\.json, acc.*\n  write the samples with",
-    "no manifest": r"scores_2\.json: not the scores of a sample of .*, according to the manifest beside it\n",
-    "two judges": r"scores_2\.json: judged differently from .*scores_0\.json\n  judge 'Other@1', not 'Café",
-    "twice": r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$",
+SPOILT = {  # by what is spoilt, or a flag, what is said
+    "other responses": r"all_scores\.json: not the scores of .*all\.json, according to the manifest beside it",
+    "no manifest": r"all_scores\.json: has no manifest beside it that names the responses; judge them again$",
+    "only the first": r"all_scores\.json: id 'q1': has 1 of 4 samples' scores\n  judge the responses with",
+    "other samples": r"all_scores\.json: question 'q1': field 'samples' does not begin with the score 0\.2$",
+    "texts": r"all_scores\.json: question 'q1': field 'samples' is not a list of scores, or null for a missing one$",
     "one response": r"all\.json: has no more than one response to any question\n  sample several",
     "--min_score 1.01": r"all\.json: no question is left\n  .*dropped, below --min_score: 6",
     "--worst_addr all.json": r"all\.json: is also an input; give another output path$",
 }
+SPOILT_SAMPLES = {"only the first": None, "other samples": [0.3, 0.8, 0.8, 0.4], "texts": [0.2, "0.8", 0.8, 0.4]}
 
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_what_cannot_be_selected_from_is_refused(samples, how):
-    score, manifest = samples.score(2), samples.score(2).with_name("scores_2.json.manifest.json")
+    manifest = samples.folder / "all_scores.json.manifest.json"
     if how == "other responses":
         samples.write("all.json", {key: its[::-1] for key, its in samples.read("all.json").items()})
     elif how == "no manifest":
         manifest.unlink()
-    elif how == "two judges":
-        manifest.write_text(manifest.read_text().replace("Café@1", "Other@1"))
-    elif how == "twice":
-        for end in ("", ".manifest.json"):
-            shutil.copy(f"{samples.score(1)}{end}", f"{score}{end}")
+    elif how in SPOILT_SAMPLES:
+        content = samples.read("all_scores.json")
+        content["per_question_scores"][0]["samples"] = SPOILT_SAMPLES[how]
+        if SPOILT_SAMPLES[how] is None:
+            del content["per_question_scores"][0]["samples"]
+        publish(samples.score_addr, content, json.loads(manifest.read_text()))
     elif how == "one response":
         samples.write("all.json", {"q1": [{"output": "A"}]})
     flags = [samples.folder / one if one.endswith(".json") else one for one in how.split() if how.startswith("--")]
@@ -171,7 +172,7 @@ def test_every_question_of_a_test_set_can_be_judged(judging, tmp_path):
     """Also those that no sample answers, which score 0, or whose answers the judge gives no verdict on."""
     made = Samples(tmp_path, {"q1": [0.5, 0.7], "q2": ["-", "-"], "q3": ["-", None]})
     made.judge()
-    assert chosen(made.select(numbers=range(2), worst=False)) == {"q1": (1, 0.7), "q2": (0, 0.0), "q3": (1, None)}
+    assert chosen(made.select(worst=False)) == {"q1": (1, 0.7), "q2": (0, 0.0), "q3": (1, None)}
     judging.data(1, 2, 3)
     judging.server.reply = lambda request: Reply("no verdict" if "q3 1" in str(request) else '{"match_score": 2}')
     entries = judging.run(None, [tmp_path / "best.json"], code=1)["per_question_scores"]
@@ -185,25 +186,15 @@ def test_of_errors_the_lowest_is_best(tmp_path, capsys):
     ratings = [[1, 3, 2], [5, 4, 5]]
     outputs = {r["id"]: [{"output": str(i)} for i in its] for r, its in zip(records, ratings, strict=True)}
     made.write("all.json", outputs)
-    paths, targets = made.split(), [float(record["target"]) for record in records]
-    words = ["--inputs_addr", tmp_path / "data.json", "--strategy", "MAE", "--response_addr", *paths]
-    words += ["--score_addr", *map(made.score, range(3))]
+    targets = [float(record["target"]) for record in records]
+    words = ["--inputs_addr", tmp_path / "data.json", "--strategy", "MAE", "--samples", "all"]
+    words += ["--response_addr", tmp_path / "all.json", "--score_addr", made.score_addr]
     assert evaluate_responses.main(list(map(str, words))) == 0
     with pytest.raises(UserError, match="--min_score: MAE is an error, so lower is better; leave it out"):
-        made.select("--min_score", 1, numbers=range(3))
-    best, worst = made.select(numbers=range(3)), made.read("worst.json")
+        made.select("--min_score", 1)
+    best, worst = made.select(), made.read("worst.json")
     for record, its, target in zip(records, ratings, targets, strict=True):
         errors = [abs(rating - target) for rating in its]
         assert chosen(best)[record["id"]] == (errors.index(min(errors)), min(errors))
         assert chosen(worst)[record["id"]] == (errors.index(max(errors)), max(errors))
     assert "by the scores of MAE, which saw target" in capsys.readouterr().out
-
-
-def test_a_sample_is_a_response_file(samples):
-    paths = samples.split()
-    assert [path.name for path in paths] == [f"sample_{i}.json" for i in range(4)]
-    assert samples.read("samples/sample_1.json")["q7"] == [{"output": "q7 1", "raw": "r", "sample": 1}]
-    assert [len(json.loads(path.read_text())) for path in paths] == [8, 8, 7, 7]
-    samples.write("all.json", {"q1": [{"output": "A", "own": "\ud800"}] * 11})
-    samples.run("--split_dir", samples.folder / "many")
-    assert samples.read("many/sample_10.json") == {"q1": [{"output": "A", "own": "\ud800", "sample": 10}]}

@@ -77,7 +77,7 @@ REPORT = (
 )
 COUNTED = "utils/dataset_statistics.py --inputs_addr data.json"
 CONTROLS = "utils/make_controls.py --inputs_addr data.json --response_addr responses.json --output_dir new"
-SPLIT = "utils/select_responses.py --response_addr sampled_responses.json --split_dir new"
+EVERY_SAMPLE = COMMANDS["evaluate"].replace("responses.json", "sampled_responses.json") + " --samples all"
 CLONE = "utils/import_prompts.py --code_dir clone --output_dir new"
 GET = "utils/download_datasets.py --dataset {} --source_dir originals --output_dir made"
 ANSWER = f"baselines.py {API} --model_addr m --inputs_addr made/{{0}}.json --output_addr made/answers_{{0}}.json"
@@ -119,7 +119,7 @@ READERS = [
     ),
     Reader(COUNTED, "data.json", "json"),
     *(Reader(CONTROLS, file, "json") for file in ("data.json", "responses.json")),
-    Reader(SPLIT, "sampled_responses.json", "json"),
+    Reader(fresh(EVERY_SAMPLE), "sampled_responses.json", "json"),
     *(
         Reader(fresh(REPORT), file, "json")
         for file in ("data.json", "responses.json", "made/scores.json", "plans.json")

@@ -4,13 +4,14 @@ import json
 import random
 import re
 from contextlib import contextmanager
+from statistics import fmean
 
 import made_up_lessons as made_up
 from api_server import Reply, serve
 
 import baselines
 import evaluate_responses
-from utils import select_responses, train_generator
+from utils import combine_scores, train_generator
 from utils.files.file_hashes import file_hash
 
 TWO_CALLS = """
@@ -53,7 +54,7 @@ def served(folder, adapter, verdict):
 
 
 def sample(folder, server, output, *more, method=TWO_CALLS, number=8):
-    """Sample, split and judge answers to the last ten questions; return the trace and the score files."""
+    """Sample and judge answers to the last ten questions; return the trace and the scores."""
     output.mkdir(parents=True)
     (output / "mine.py").write_text(method)
     (output / "ten.json").write_text(json.dumps(made_up.records()[30:]))
@@ -63,19 +64,16 @@ def sample(folder, server, output, *more, method=TWO_CALLS, number=8):
     run(baselines, *common, "--model_addr", "policy", "--method", output / "mine.py", "--unranked", "--trace",
         "--output_addr", answers, "--num_generated_outputs", number, "--max_retries", 0,
         "--constrained_decoding", "never", "--temperature", 1, "--max_tokens", 40, *more)  # fmt: skip
-    run(select_responses, "--response_addr", answers, "--split_dir", output)
-    samples = sorted(output.glob("sample_*.json"))
-    samples = [path for path in samples if "manifest" not in path.name]
-    scores = [path.with_name(path.name.replace("sample", "scores")) for path in samples]
+    scores = output / "scores.json"
     run(evaluate_responses, *api, "--inputs_addr", output / "ten.json", "--evaluator_llm", "judge",
-        "--response_addr", *samples, "--score_addr", *scores)  # fmt: skip
+        "--samples", "all", "--response_addr", answers, "--score_addr", scores)  # fmt: skip
     return output / "answers.json.trace.jsonl", scores
 
 
 def learn(folder, start, output, trace, scores, *more):
     """Train on a round, and return the new adapter and the log."""
     run(train_generator, "--model_addr", start, "--objective", "grpo", "--inputs_addr", trace.parent / "ten.json",
-        "--trace_addr", trace, "--score_addr", *scores, "--output_dir", output, "--lora_rank", 64,
+        "--trace_addr", trace, "--score_addr", scores, "--output_dir", output, "--lora_rank", 64,
         "--no-gradient_checkpointing", *more)  # fmt: skip
     log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     return output / "last", log
@@ -86,18 +84,15 @@ def run(script, *words):
     assert code == 0 or script is baselines  # most texts of a beginner may be unusable
 
 
-def shuffle(scores):
-    """Give each question's samples each other's scores."""
-    contents, drawn = [json.loads(path.read_text()) for path in scores], random.Random(0)
-    for entries in zip(*(content["per_question_scores"] for content in contents), strict=True):
-        copies = [dict(entry) for entry in entries]
-        for entry, other in zip(entries, drawn.sample(copies, len(copies)), strict=True):
-            entry |= other
-    for path, content in zip(scores, contents, strict=True):
-        entries = content["per_question_scores"]
-        content["score"] = sum(entry["score"] for entry in entries) / len(entries)
-        content["num_unanswered"] = sum(not entry["answered"] for entry in entries)
-        rewrite(path, json.dumps(content))
+def shuffled(scores):
+    """Return a file of rewards, in which each question's samples have each other's scores."""
+    rewards, drawn = scores.with_name("rewards.json"), random.Random(0)
+    run(combine_scores, "--response_addr", scores.with_name("answers.json"), "--score_addr", scores,
+        "--output_addr", rewards)  # fmt: skip
+    content = json.loads(rewards.read_text())
+    content["rewards"] = {key: drawn.sample(row, len(row)) for key, row in content["rewards"].items()}
+    rewrite(rewards, json.dumps(content))
+    return rewards
 
 
 def rewrite(path, text):
@@ -108,8 +103,8 @@ def rewrite(path, text):
 
 
 def mean_score(scores):
-    contents = [json.loads(path.read_text()) for path in scores]
-    return sum(content["score"] for content in contents) / len(contents)
+    entries = json.loads(scores.read_text())["per_question_scores"]
+    return fmean(score for entry in entries for score in entry["samples"])
 
 
 def make_beginner(folder, steps=200):

@@ -15,7 +15,7 @@ from tiny_chat import save_tiny_chat
 import baselines
 import evaluate_responses
 from prompts import load_prompt
-from utils import make_table, select_model, select_responses, train_generator
+from utils import make_table, select_model, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import describe_run, publish
@@ -80,7 +80,7 @@ def test_no_request_at_test_time_holds_what_only_the_scorer_may_see(runs, name, 
 )
 def test_a_round_shows_the_judge_alone_what_only_the_scorer_may_see(runs, tmp_path, capsys, name, sampling, learning):
     """Of PR2 and of IAP, whose public code would put the narrative into the policy's prompt."""
-    records, samples, data = json.loads(SAMPLE.read_text())[:4], tmp_path / "samples", tmp_path / "planted.json"
+    records, data, scores = json.loads(SAMPLE.read_text())[:4], tmp_path / "planted.json", tmp_path / "scores.json"
     for record in records:
         record["narrative"] += " CANARY"
         record["rubric_aspects"] = [
@@ -91,14 +91,12 @@ def test_a_round_shows_the_judge_alone_what_only_the_scorer_may_see(runs, tmp_pa
     runs.name = name
     runs.server.reply = lambda request: Reply(reply(request).text.replace("Felt.", f"Felt {drawn(request)}."))
     runs.run("--inputs_addr", data, "--num_generated_outputs", 3, "--temperature", 1, "--trace", *sampling)
-    assert select_responses.main(["--response_addr", str(runs.output), "--split_dir", str(samples)]) == 0
-    files = [[f"{samples}/{kind}_{number}.json" for number in range(3)] for kind in ("sample", "scores")]
     judging = ["--openai", "--base_url", runs.server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
     judging += ["--evaluator_llm", "j", "--inputs_addr", str(data)]
-    judging += ["--response_addr", *files[0], "--score_addr", *files[1]]
+    judging += ["--samples", "all", "--response_addr", str(runs.output), "--score_addr", str(scores)]
     assert evaluate_responses.main(judging) == 0
     trace = Path(f"{runs.output}.trace.jsonl")
-    train_dry(tmp_path, "--inputs_addr", data, "--objective", "grpo", "--trace_addr", trace, "--score_addr", *files[1],
+    train_dry(tmp_path, "--inputs_addr", data, "--objective", "grpo", "--trace_addr", trace, "--score_addr", scores,
               *learning)  # fmt: skip
     assert " calls of " in capsys.readouterr().out and "CANARY" not in trace.read_text()
     runs.run("--inputs_addr", data, output=tmp_path / "test.json")

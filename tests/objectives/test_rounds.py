@@ -227,7 +227,7 @@ def sampled(folder):
 
 
 def examples_of(folder, trace, scores, window=(200, 40), **more):
-    args = {"response_addr": None, "trace_addr": str(trace), "score_addr": list(map(str, scores)), "role": "generator",
+    args = {"response_addr": None, "trace_addr": str(trace), "score_addr": str(scores), "role": "generator",
             "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
     chat = LocalChat(str(folder / "beginner"))
     records = made_up_lessons.records()[30:]
@@ -266,7 +266,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     first = next(line for line in lines if line.get("role") == "generator")
     first["finish_reason"] = "length"  # though something was read before the cut: `truncated` is False
     rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
-    scores = [copy / path.name for path in sampled[1]]
+    scores = copy / sampled[1].name
     examples, notes = examples_of(folder, trace, scores)
     kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
     assert len(kept) != len(examples) or "left out: 1 call cut off" not in notes
@@ -274,11 +274,9 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     for length, left in ((8, 0), (200, len(kept))):
         fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
         assert len(fitting) == left and any(f"{len(kept)} calls too long for" in note for note in notes) == (left == 0)
-    content = json.loads(scores[0].read_text())
-    entry = content["per_question_scores"][0]
-    entry["score"] = entry["details"][0]["score"] = None
-    content["num_unscored"] = 1
-    rounds.rewrite(scores[0], json.dumps(content))
+    content = json.loads(scores.read_text())
+    content["per_question_scores"][0]["samples"][1] = None
+    rounds.rewrite(scores, json.dumps(content))
     _, notes = examples_of(folder, trace, scores)
     assert "left out: 1 sample without a verdict" in notes
 
@@ -304,18 +302,17 @@ def test_why_a_question_has_no_advantages(scores, searched, what):
 def test_each_reason_of_a_question_without_advantages_is_counted_by_itself(folder, sampled, changed):
     """One scored sample has no equal, and samples that all searched, or all did not, may differ in score."""
     trace, scores = changed(lambda line: line.update(finish_reason="stop"))
-    for number, (path, values) in enumerate(zip(scores, ((0, 0.5), (0.5, 0.5), (0.5, 1), (1, 1)), strict=True)):
-        content = json.loads(path.read_text())
-        first, second, *others = content["per_question_scores"]
-        for entry, value in (
-            (first, None if number else 0.5),
-            (second, 0.5),
-            *((other, values[0]) for other in others),
-        ):
-            entry |= {"score": value, "answered": True}
-            entry["details"][0]["score"] = None if value is None else int(2 * value)
-        content |= {"num_unscored": int(number > 0), "num_unanswered": 0}
-        rounds.rewrite(path, json.dumps(content))
+    content = json.loads(scores.read_text())
+    first, second, *others = content["per_question_scores"]
+    of_samples = [
+        (first, [0.5, None, None, None]),
+        (second, [0.5] * 4),
+        *((other, [0, 0.5, 0.5, 1]) for other in others),
+    ]
+    for entry, samples in of_samples:
+        entry |= {"score": samples[0], "answered": True, "samples": samples}
+        entry["details"][0]["score"] = int(2 * samples[0])
+    rounds.rewrite(scores, json.dumps(content | {"num_unanswered": 0}))
     _, notes = examples_of(folder, trace, scores)
     assert notes[:2] == [
         "left out: 1 question with fewer than two scored samples",
@@ -361,7 +358,7 @@ def changed(sampled, tmp_path):
         made = json.loads(manifest.read_text())
         made["arguments"] |= arguments or {}
         manifest.write_text(json.dumps(made))
-        return trace, [tmp_path / path.name for path in sampled[1]]
+        return trace, tmp_path / sampled[1].name
 
     return write
 
@@ -467,8 +464,8 @@ def test_a_call_that_some_samples_share_is_learnt_once_with_the_sum(folder, chan
     """It is the same call in all questions."""
     trace, scores = changed(lambda line: share(line, 0, 2))
     [learnt] = with_prompt(folder, examples_of(folder, trace, scores)[0])
-    entries = zip(*(json.loads(path.read_text())["per_question_scores"] for path in scores), strict=True)
-    advantages = [relative_scores({n: entry["score"] for n, entry in enumerate(samples)}) for samples in entries]
+    entries = json.loads(scores.read_text())["per_question_scores"]
+    advantages = [relative_scores(dict(enumerate(entry["samples"]))) for entry in entries]
     assert learnt.advantage == pytest.approx(sum(of[n] for of in advantages if of for n in (0, 2)))
 
 
@@ -494,29 +491,26 @@ def test_equal_calls_that_are_not_shared_are_several(folder, changed):
 
 
 def test_a_question_that_dominates_the_loss_is_named(folder, changed):
-    trace, files = changed(lambda line: line.update(finish_reason="stop"))
+    trace, scores = changed(lambda line: line.update(finish_reason="stop"))
     records = made_up_lessons.records()[30:33]
     lines = [line for line in map(json.loads, trace.open()) if "role" in line]
     lines += [{"id": record["id"], "sample": number, "number": 90, "search": "q", "ids": []}
               for record in records for number in (1, 2, 3)]  # fmt: skip
     rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
-    samples = [path.with_name(path.name.replace("scores", "sample")) for path in files]
-    rewards = [path.with_name(f"reward_{number}.json") for number, path in enumerate(files)]
-    rounds.run(combine_scores, "--response_addr", *samples, "--score_addr", *files, "--output_addr", *rewards)
+    rewards = scores.with_name("rewards.json")
+    words = ["--response_addr", scores.with_name("answers.json"), "--score_addr", scores, "--output_addr", rewards]
+    rounds.run(combine_scores, *words)
+    content = json.loads(rewards.read_text())
     steps = {record["id"]: step for record, step in zip(records, (0.01, 0.5, 0.5), strict=True)}
-    for number, path in enumerate(rewards):
-        content = json.loads(path.read_text())
-        content["rewards"] = {key: 0.5 + number * steps.get(key, 0) for key in content["rewards"]}
-        rounds.rewrite(path, json.dumps(content))
+    content["rewards"] = {key: [0.5 + n * steps.get(key, 0) for n in range(4)] for key in content["rewards"]}
+    rounds.rewrite(rewards, json.dumps(content))
     _, notes = examples_of(folder, trace, rewards, advantage="pr2")
     named = f"question {quote(records[0]['id'])} dominates the loss: its largest advantage is "
     assert [note.startswith(named) for note in notes] == [False, True], notes
     _, notes = examples_of(folder, trace, rewards)
     assert not any("dominates" in note for note in notes)
-    for path, reward in zip(rewards, (0.9, 0.5, 0.52, 0.5), strict=True):
-        content = json.loads(path.read_text())
-        content["rewards"] = dict.fromkeys(content["rewards"], 0.5) | {records[0]["id"]: reward}
-        rounds.rewrite(path, json.dumps(content))
+    content["rewards"] = dict.fromkeys(content["rewards"], [0.5] * 4) | {records[0]["id"]: [0.9, 0.5, 0.52, 0.5]}
+    rounds.rewrite(rewards, json.dumps(content))
     _, notes = examples_of(folder, trace, rewards, advantage="pr2")
     assert notes[-1] == f"{named}161.0, the median over questions is 161.0"  # the only question
 
@@ -544,23 +538,22 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
     flags += ["--form", -0.5, "--form_texts", "Intent:", "Answer:"]
     rounds.run(combine_scores, *flags)
     rewards = json.loads((tmp_path / "rewards.json").read_text())["rewards"]
+    rewards = {key: reward for key, [reward] in rewards.items()}
     assert rewards == pytest.approx({"q": 1 - 0.1 * 0.5 - 0.01 * 2, "r": 0.5 - 0.5})  # LCS "a b": 2 of 4 words in both
     assert "mean reward 0.4650; means of the terms: score 0.7500, contrast 0.2500" in capsys.readouterr().out
-    trace, files = sampled
-    samples = [path.with_name(path.name.replace("scores", "sample")) for path in files]
-    combined = [tmp_path / path.name for path in files]
-    words = ["--response_addr", *samples, "--score_addr", *files, "--output_addr", *combined, "--score", 2]
+    trace, scores = sampled
+    combined = tmp_path / "combined.json"
+    words = ["--response_addr", scores.with_name("answers.json"), "--score_addr", scores, "--output_addr", combined]
+    words += ["--score", 2]
     rounds.run(combine_scores, *words)
-    examples, notes = examples_of(folder, trace, files)
-    again, notes_again = examples_of(folder, trace, combined[::-1])
+    examples, notes = examples_of(folder, trace, scores)
+    again, notes_again = examples_of(folder, trace, combined)
     assert notes == notes_again and len(examples) == len(again)
     for example, other in zip(examples, again, strict=True):
         assert example.target == other.target and example.advantage == pytest.approx(other.advantage, abs=1e-3)
     rounds.run(combine_scores, *words[:-1], -2, "--overwrite")
     with pytest.raises(UserError, match="--keep_cut: some rewards are below 0, so 0 would not be a penalty"):
         examples_of(folder, trace, combined, keep_cut=True)
-    with pytest.raises(UserError, match="combine all, or none"):
-        examples_of(folder, trace, [combined[0], *files[1:]])
 
 
 # Rounds
@@ -625,7 +618,7 @@ def test_two_processes_learn_as_one(folder, sampled, tmp_path):
                           "--per_device_train_batch_size", 8)  # fmt: skip
     trace, scores = sampled
     command = [*TWO, "utils/train_generator.py", "--model_addr", folder / "beginner", "--objective", "grpo"]
-    command += ["--inputs_addr", trace.parent / "ten.json", "--trace_addr", trace, "--score_addr", *scores]
+    command += ["--inputs_addr", trace.parent / "ten.json", "--trace_addr", trace, "--score_addr", scores]
     command += ["--output_dir", tmp_path / "two", "--lora_rank", 64, "--no-gradient_checkpointing", *flags]
     command = [sys.executable, *map(str, command), "--per_device_train_batch_size", "4"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
@@ -652,7 +645,7 @@ def test_rounds_raise_a_reward(folder, reward):
         lines = [json.loads(line) for line in trace.open()]
         searches.append(sum("search" in line for line in lines) / 80)
         if reward == "shuffled scores":
-            rounds.shuffle(scores)
+            scores = rounds.shuffled(scores)
         adapter, _ = rounds.learn(folder, adapter or folder / "beginner", output / f"adapter{number}", trace, scores,
                                   *LEARNING)  # fmt: skip
     if reward == "shuffled scores":

@@ -50,22 +50,26 @@ def save_classifier(folder, labels=1, weight=0.3, dtype=None):
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """Four responses per question; the last question has no answer in the first file."""
+    """A folder with four responses per question, the last question's first one missing; `one.json` has the second."""
     folder = tmp_path_factory.mktemp("samples")
     content = {record["id"]: [{"output": f"Try {record['id']} {number} times."} for number in range(4)]
                for record in RECORDS}  # fmt: skip
     content[RECORDS[-1]["id"]][0] = {"output": None, "reason": "no text"}
     (folder / "samples.json").write_text(json.dumps(content))
-    flags = ["--response_addr", folder / "samples.json", "--split_dir", folder / "split"]
-    assert select_responses.main(list(map(str, flags))) == 0
+    (folder / "one.json").write_text(json.dumps({key: answers[1:2] for key, answers in content.items()}))
     return folder
 
 
 def flags_of(samples, output, *more):
-    files = [[samples / f"split/sample_{number}.json" for number in range(4)], [output / f"{n}.json" for n in range(4)]]
-    words = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--num_contexts", POSTS]
-    words += ["--response_addr", *files[0], "--score_addr", *files[1], *more]
-    return list(map(str, words)), files
+    score_addr = output / "rewards.json"
+    words = ["--strategy", "reward", "--samples", "all", "--inputs_addr", DATA, "--unranked", "--num_contexts", POSTS]
+    words += ["--response_addr", samples / "samples.json", "--score_addr", score_addr, *more]
+    return list(map(str, words)), score_addr
+
+
+def rewards_in(path):
+    """Return the rewards of each question's samples."""
+    return [entry["samples"] for entry in json.loads(path.read_text())["per_question_scores"]]
 
 
 @pytest.mark.engine
@@ -75,7 +79,7 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = save_classifier(tmp_path)
-    flags, (responses, scores) = flags_of(samples, tmp_path, "--evaluator_llm", model)
+    flags, score_addr = flags_of(samples, tmp_path, "--evaluator_llm", model)
     run = warm_engine.start("evaluate_responses.py", flags)
     store = tmp_path / "completions"
     for _ in range(6000):
@@ -92,18 +96,19 @@ def test_rewards_are_those_of_transformers_and_are_paid_once(warm_engine, sample
     reference, tokenizer = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval(), None
     tokenizer = AutoTokenizer.from_pretrained(model)
     given = []
-    for response_addr, score_addr in zip(responses, scores, strict=True):
-        answers = json.loads(response_addr.read_text())
-        for record, entry in zip(RECORDS, json.loads(score_addr.read_text())["per_question_scores"], strict=True):
-            if (answer := answers[record["id"]][0]["output"]) is None:
-                assert (entry["answered"], entry["score"]) == (False, None)
+    answers = json.loads((samples / "samples.json").read_text())
+    for record, rewards in zip(RECORDS, rewards_in(score_addr), strict=True):
+        for response, reward in zip(answers[record["id"]], rewards, strict=True):
+            if response["output"] is None:
+                assert reward is None
                 continue
-            tokens = tokenizer.apply_chat_template(dialogue(record, answer), return_tensors="pt", return_dict=True)
+            shown = dialogue(record, response["output"])
+            tokens = tokenizer.apply_chat_template(shown, return_tensors="pt", return_dict=True)
             with torch.no_grad():
-                given.append((reference(**tokens).logits.item(), entry["score"]))
+                given.append((reference(**tokens).logits.item(), reward))
     assert len(given) == 51 and all(abs(one - other) < 1e-4 for one, other in given)
     assert max(score for _, score in given) - min(score for _, score in given) > 0.01
-    made = json.loads(Path(f"{scores[-1]}.manifest.json").read_text())
+    made = json.loads(Path(f"{score_addr}.manifest.json").read_text())
     assert made["tokens"]["cached_tokens"] > 0.3 * made["tokens"]["prompt_tokens"]
 
 
@@ -142,18 +147,18 @@ def test_an_adapter_on_a_reward_model_gives_transformers_number(warm_engine, sam
     config = LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model = get_peft_model(model, config).eval()
     model.save_pretrained(tmp_path / "adapter")
-    flags, (responses, scores) = flags_of(samples, output, "--evaluator_llm", tmp_path / "adapter", "--limit", 3)
+    flags, score_addr = flags_of(samples, output, "--evaluator_llm", tmp_path / "adapter", "--limit", 3)
     done = warm_engine.run("evaluate_responses.py", [*flags, "--dtype", "float32"])
     assert done.returncode == 0, done.errors
-    tokenizer, answers = AutoTokenizer.from_pretrained(base), json.loads(responses[1].read_text())
-    for record, entry in zip(RECORDS[:3], json.loads(scores[1].read_text())["per_question_scores"], strict=True):
-        shown = dialogue(record, answers[record["id"]][0]["output"])
+    tokenizer, answers = AutoTokenizer.from_pretrained(base), json.loads((samples / "samples.json").read_text())
+    for record, rewards in zip(RECORDS[:3], rewards_in(score_addr), strict=True):
+        shown = dialogue(record, answers[record["id"]][1]["output"])
         tokens = tokenizer.apply_chat_template(shown, return_tensors="pt", return_dict=True)
         with torch.no_grad():
             expected = model(**tokens).logits.item()
             with model.disable_adapter():
                 assert abs(model(**tokens).logits.item() - expected) > 0.01
-        assert entry["score"] == pytest.approx(expected, abs=1e-3)
+        assert rewards[1] == pytest.approx(expected, abs=1e-3)
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
@@ -266,26 +271,27 @@ def api(server, name="rm"):
 
 def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, tmp_path, capsys):
     server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
-    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server, "padded"))
+    flags, score_addr = flags_of(samples, tmp_path, *api(server, "padded"))
     assert evaluate_responses.main(flags) == 0
     assert (
         capsys.readouterr().err.count("note: padded: if its padding token ends a dialogue, the server's rewards") == 1
     )
     assert len(server.requests) == 51 and all(request["use_activation"] is False for request in server.requests)
     shown = {json.dumps(request["messages"]) for request in server.requests}
-    answer = json.loads(responses[2].read_text())[RECORDS[0]["id"]][0]["output"]
+    answer = json.loads((samples / "samples.json").read_text())[RECORDS[0]["id"]][2]["output"]
     assert json.dumps(dialogue(RECORDS[0], answer)) in shown
     hidden = [record["narrative"] for record in RECORDS]
     hidden += [aspect["reason"] for record in RECORDS for aspect in record["rubric_aspects"]]
     assert not any(text in prompt for prompt in shown for text in hidden)
     assert evaluate_responses.main(flags) == 0 and len(server.requests) == 51  # paid once
-    first, *_, last = [json.loads(path.read_text()) for path in scores]
-    assert (first["strategy"], first["score"], last["score"]) == ("reward", -7, -4)
+    first = json.loads(score_addr.read_text())
+    assert (first["strategy"], first["score"]) == ("reward", -7)
+    assert rewards_in(score_addr) == [*([[-7, -6, -5, -4]] * 12), [None, -6, -5, -4]]
     assert (first["num_unanswered"], first["num_scored_questions"]) == (1, 12)
 
     # The best by rewards is not an upper bound: the model saw no rubric.
     best = tmp_path / "best.json"
-    words = ["--response_addr", samples / "samples.json", "--score_addr", *scores, "--output_addr", best]
+    words = ["--response_addr", samples / "samples.json", "--score_addr", score_addr, "--output_addr", best]
     assert select_responses.main(list(map(str, words))) == 0
     chosen = json.loads(best.read_text())
     assert all(answers[0]["output"].endswith(" 3 times.") for answers in chosen.values())
@@ -301,19 +307,22 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     assert "| Best of 4 (best by reward) |" in table and "saw no rubric" in table and "bound" not in table
     # Tables refuse to mix the scales of two models.
     server.reply = lambda request: Reply("[1.5]")
-    more, (_, others) = flags_of(samples, tmp_path / "other", *api(server, "rm2"))
+    more, other = flags_of(samples, tmp_path / "other", *api(server, "rm2"))
     (tmp_path / "other").mkdir()
     assert evaluate_responses.main(more) == 0
     with pytest.raises(UserError, match="judged differently from"):
-        make_table.main(["--system", "A", str(scores[1]), "--system", "B", str(others[1])])
+        make_table.main(["--system", "A", str(score_addr), "--system", "B", str(other)])
 
 
 def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_path, capsys):
     server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
-    flags, (responses, scores) = flags_of(samples, tmp_path, *api(server))
-    assert evaluate_responses.main(flags) == 0
+    flags, score_addr = flags_of(samples, tmp_path, *api(server))
+    words = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--num_contexts", POSTS, *api(server)]
+    words += ["--response_addr", samples / "one.json", "--score_addr", tmp_path / "one.json"]
+    assert evaluate_responses.main(flags) == evaluate_responses.main(list(map(str, words))) == 0
+    assert len(server.requests) == 51  # the second sample's rewards are in the store
     capsys.readouterr()
-    systems = ["--system", "A", str(scores[0]), "--system", "B", str(scores[1])]
+    systems = ["--system", "A", str(score_addr), "--system", "B", str(tmp_path / "one.json")]
     assert make_table.main(systems) == 0
     head, _, first, *_ = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert (first[-4:], head[-1]) == (["-7.0000", "13", "1", "0 |"], "Unscored responses |")
@@ -323,7 +332,8 @@ def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_p
     with pytest.raises(UserError, match="a reward may be negative; use --figure groups"):
         make_figures.main(["--figure", "3", *systems, "--output_addr", output])
     assert make_figures.main(["--figure", "groups", *systems, "--output_addr", output]) == 0
-    words = ["--inputs_addr", DATA, "--system", "A", responses[1], scores[1], "--output_addr", tmp_path / "page.html"]
+    words = ["--inputs_addr", DATA, "--output_addr", tmp_path / "page.html"]
+    words += ["--system", "A", samples / "one.json", tmp_path / "one.json"]
     assert report.main(list(map(str, words))) == 0
     page = (tmp_path / "page.html").read_text()
     assert '"limits": [null, null]' in page or '"limits":[null,null]' in page
@@ -350,8 +360,8 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
         evaluate_responses.main(flags)
     server.reply = lambda request: Reply("[NaN]")
     assert evaluate_responses.main(flags) == 1  # none is usable
-    content = json.loads((tmp_path / "1.json").read_text())
-    assert (content["score"], content["num_unscored"]) == (None, 13)
+    content = json.loads((tmp_path / "rewards.json").read_text())
+    assert (content["score"], content["num_unscored"]) == (None, 12)
     assert content["per_question_scores"][0]["details"][0]["reason"] == "the model returned no finite number"
     server.classifies = False
     with pytest.raises(UserError, match="has no /classify; serve the model with vLLM"):
@@ -414,7 +424,7 @@ def score_one(server, samples, folder, *more):
     """Return the exit code of scoring one sample by rewards, the score and the number of unscored questions."""
     folder.mkdir(exist_ok=True)
     words = ["--strategy", "reward", "--inputs_addr", DATA, "--unranked", "--max_concurrency", 1]
-    words += ["--response_addr", samples / "split/sample_1.json", "--score_addr", folder / "scores.json"]
+    words += ["--response_addr", samples / "one.json", "--score_addr", folder / "scores.json"]
     code = evaluate_responses.main(list(map(str, [*words, *api(server), *more])))
     content = json.loads((folder / "scores.json").read_text())
     return code, content["score"], content["num_unscored"]
@@ -422,7 +432,7 @@ def score_one(server, samples, folder, *more):
 
 def test_a_classifier_does_not_write(samples, tmp_path):
     model, data = save_classifier(tmp_path), ["--inputs_addr", DATA, "--dry_run"]
-    judge = ["--evaluator_llm", model, "--response_addr", samples / "split/sample_1.json", "--score_addr"]
+    judge = ["--evaluator_llm", model, "--response_addr", samples / "one.json", "--score_addr"]
     generator = ["--model_addr", model, "--output_addr"]
     method = ["--method", "best_of_n", "--unranked", *generator]
     for script, flags in ((evaluate_responses, judge), (baselines, generator), (baselines, method)):
@@ -454,11 +464,11 @@ def test_a_dry_run_of_rewards_counts_no_text(server, samples, tmp_path, capsys):
 
 def test_posts_that_do_not_fit_are_left_out(server, samples, tmp_path):
     server.reply = lambda request: Reply("[0.5]")
-    flags, (_, scores) = flags_of(samples, tmp_path, *api(server), "--max_model_len", 300)
+    flags, score_addr = flags_of(samples, tmp_path, *api(server), "--max_model_len", 300)
     assert evaluate_responses.main(flags) == 0
-    details = [entry["details"][0] for path in scores for entry in json.loads(path.read_text())["per_question_scores"]]
+    details = [entry["details"][0] for entry in json.loads(score_addr.read_text())["per_question_scores"]]
     used = [detail["num_contexts_used"] for detail in details if "num_contexts_used" in detail]
-    assert len(used) == 51 and 0 < sum(used) < 51 * POSTS
+    assert len(used) == 12 and 0 < sum(used) < 12 * POSTS
 
 
 def test_a_dialogue_that_is_too_long_has_no_reward(server, tmp_path):

@@ -124,9 +124,9 @@ def content_of(path):
     return content
 
 
-QUICK = {"samples_split", "samples_rewards"}
+QUICK = {"samples_rewards"}
 STAGES = {
-    "pr2": ("samples", "samples_split", "samples_scores", "policy", "validation", "validation_scores"),
+    "pr2": ("samples", "samples_scores", "policy", "validation", "validation_scores"),
     "iap": ("plain", "samples_rewards"),  # the stages that only it has
     "planner_rl": ("samples", "policy"),  # samples are plans and answers
 }

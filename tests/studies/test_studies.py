@@ -35,8 +35,7 @@ FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc 
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
         "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr",
         "round_files")  # fmt: skip
-MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
-SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
+MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr")
 TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
 
 
@@ -84,11 +83,11 @@ def paths_in(value):
 
 
 def files(args, names):
-    """The paths behind these flags: of a training, its checkpoints; of samples, their folder."""
+    """The paths behind these flags: of a training, its checkpoints."""
     paths = {path for name in names for path in paths_in(args.get(name))}
     if (folder := args.get("output_dir")) in paths:
         paths = paths - {folder} | {f"{folder}/best", f"{folder}/last"}
-    return {TRACE_END.sub("", SAMPLE_FILE.sub("", path)) for path in paths}
+    return {TRACE_END.sub("", path) for path in paths}
 
 
 # The commands: with 3 categories and models; 3 is of the tables and figures of each model or judge.
@@ -96,11 +95,11 @@ COUNTS = {
     "table2": 12 + 3 + 36 + 3 + 3, "table3": 9 + 3 + 36 + 3 + 3, "random_profiles": 6 + 18 + 3 + 3,
     "figure2": 9 + 3 + 54 + 3 + 6, "figure16": 6 + 3 + 54 + 3 + 6, "figure3": 9 + 3 + 6 + 3 + 2,
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
-    "offline_rl": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
-    "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1,
-    "pr2": 3 * (3 + 3 * 7 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 2 + 3 + 1) + 1,
-    "planner_rl": 3 * (3 + 1 + 3 * 7 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 7 + 2 + 4 + 1) + 1,
-    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 23 + 3 * 8 + 2 + 3 * 6 + 2 + 4 + 11 + 1) + 1,
+    "offline_rl": 3 * (3 + 3 * 6 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 8 + 1 + 3 + 1) + 1,
+    "grasp": 3 * (3 + 6 + 1 + 3 + 1) + 1,
+    "pr2": 3 * (3 + 3 * 6 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 8 + 2 + 3 + 1) + 1,
+    "planner_rl": 3 * (3 + 1 + 3 * 6 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 6 + 2 + 4 + 1) + 1,
+    "beyond": 3 * (3 + 1 + 19 + 25 + 7 + 20 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -566,7 +565,7 @@ def test_the_upper_bound_is_chosen_by_the_metric_of_the_table(commands_of):
     judged = [parse(words)[1] for words in commands_of("beyond", STRATEGY="direct") if words[0].startswith("evaluate")]
     of = {name: [args for args in judged if name in args["response_addr"][0]] for name in ("/rubric", "/train/")}
     assert {args["strategy"] for args in of["/rubric"]} == {"aspect"}
-    assert {args["strategy"] for args in of["/train/"] if SAMPLE_FILE.search(args["response_addr"][0])} == {"direct"}
+    assert {args["strategy"] for args in of["/train/"] if args["samples"]} == {"direct"}
 
 
 def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):

@@ -24,11 +24,12 @@ def test_the_expectation_is_that_over_all_choices(number):
     assert expected_best(judged, chosen_by, number) == pytest.approx(fmean(chosen), abs=1e-12)
 
 
-def contents(scores, place=lambda key: {"group": CATEGORIES[key < 4]}):
-    """Return a file per sample from each question's scores: question 0 to 9, of two groups."""
-    return [{"task": "LaMP-QA", "per_question_scores": [{"id": str(key), **place(key), "score": samples[number]}
-                                     for key, samples in enumerate(scores) if number < len(samples)]}
-            for number in range(4)]  # fmt: skip
+def curve_of(scores, place=lambda key: {"group": CATEGORIES[key < 4]}, sign=1):
+    """Return the curve of questions 0 to 9, of two groups, whose samples are chosen by these scores themselves."""
+    entries = [{"id": str(key), **place(key), "score": samples[0]} for key, samples in enumerate(scores)]
+    by_id = {str(key): samples for key, samples in enumerate(scores)}
+    chosen_by = {key: [one if one is None else sign * one for one in row] for key, row in by_id.items()}
+    return make_curve({"task": "LaMP-QA", "per_question_scores": entries}, by_id, chosen_by)
 
 
 def test_own_categories_count_and_questions_without_one_do_not():
@@ -41,7 +42,7 @@ def test_own_categories_count_and_questions_without_one_do_not():
         known = {"group": CATEGORIES[0], "subgroup": "rpg"}
         return known if key >= 16 else {"group": None, "subgroup": categories[key]}
 
-    curve = make_curve(contents(judged, place), contents(judged, place))
+    curve = curve_of(judged, place)
     for number, best in ((0, fmean), (2, max)):
         values = list(map(best, judged))
         assert curve.means[number] == pytest.approx(fmean(map(fmean, (values[:8], values[8:14], values[16:]))))
@@ -51,7 +52,7 @@ def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():
     drawn = random.Random(0)
     judged = [[drawn.random() for _ in range(4)] for _ in range(10)]
     judged[9][2] = None  # without a verdict
-    curve = make_curve(contents(judged), contents(judged))  # chosen by the judge itself
+    curve = curve_of(judged)
     assert (curve.numbers, curve.num_fewer) == ([1, 2, 4], 1)
     known = [[score for score in samples if score is not None] for samples in judged]
     for place, best in ((0, fmean), (2, max)):
@@ -65,8 +66,8 @@ def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():
 
 
 def test_of_errors_the_lowest_is_the_best():
-    errors = [[3.0, 1.0, 2.0, 4.0]] * 10
-    assert make_curve(contents(errors), contents(errors), lower_is_better=True).means == [2.5, pytest.approx(10 / 6), 1]
+    """`read_rewards` makes them negative."""
+    assert curve_of([[3.0, 1.0, 2.0, 4.0]] * 10, sign=-1).means == [2.5, pytest.approx(10 / 6), 1]
 
 
 def test_other_input_is_refused(tmp_path, capsys):

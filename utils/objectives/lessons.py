@@ -70,8 +70,8 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     add("--trace_addr", metavar="FILE",
         help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
     add("--response_addr", metavar="FILE", help="grpo: the samples that were scored (default: the trace's own output)")
-    add("--score_addr", nargs="+", metavar="FILE",
-        help="grpo: the score files of all samples, which utils/select_responses.py --split_dir writes, in any order")
+    add("--score_addr", metavar="FILE",
+        help="grpo: scores of all samples (--samples all), or rewards of utils/combine_scores.py")
     add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
     add("--advantage", choices=ADVANTAGES, default="grpo",
         help="grpo: a sample's score relative to its question's other samples, or, as in PR2's public code (deleted "
@@ -193,7 +193,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     if args.objective == "distill":
         shown |= set(task.gold_plan_needs)
     if args.objective == "grpo":
-        strategy = noted_settings(args.score_addr[0]).get("strategy")
+        strategy = noted_settings(args.score_addr).get("strategy")
         shown |= set(task.metrics.get(strategy, task.first_metric).needs)
         files.append(scored_addr(args))
     fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(shown & task.hidden_fields)}

@@ -1,7 +1,7 @@
 """A round of reinforcement learning: the calls behind sampled answers, weighted by the samples' scores.
 
-A round is three commands: a method samples several answers per question with --trace, evaluate_responses.py scores each
-sample, and this training learns from every call of one role. A call's own text is learnt; its prompt, with whatever
+A round is three commands: a method samples several answers per question with --trace, evaluate_responses.py scores all
+samples, and this training learns from every call of one role. A call's own text is learnt; its prompt, with whatever
 other calls and searches put into it, is not.
 """
 
@@ -24,9 +24,8 @@ from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
 from utils.generation.requests import was_cut
 from utils.records.responses import read_responses, refuse_other_questions
-from utils.records.scores import metric_behind
+from utils.records.sample_scores import read_rewards
 from utils.runs.trace import TRACE, Line, read_trace
-from utils.tables.best_of_n import are_rewards, in_order, read_rewards, read_sample_scores, split
 from utils.training.examples import Example
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
@@ -253,26 +252,18 @@ def sample_scores(
     args: Namespace, responses: dict[str, list[dict[str, Any]]], calls: Mapping[Sample, list[Line]]
 ) -> dict[str, dict[int, float]]:
     """Return rewards, higher is better, by question id and sample number; a sample without a verdict has none."""
-    samples, responses_addr = split(responses), scored_addr(args)
-    if are_rewards(args.score_addr):
-        scores, lower_is_better = read_rewards(in_order(args.score_addr, samples, responses_addr)), False
-    else:
-        files = list(read_sample_scores(args.score_addr, samples, responses_addr).values())
-        scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files]
-        lower_is_better = metric_behind(files[0]).lower_is_better
-    if lower_is_better and args.keep_cut:
-        raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
-    known_scores = [score for of_sample in scores for score in of_sample.values() if score is not None]
+    scores = read_rewards(args.score_addr, responses, scored_addr(args))
+    known_scores = [score for of_question in scores.values() for score in of_question if score is not None]
     if args.keep_cut and min(known_scores, default=0) < 0:
         raise UserError("--keep_cut: some rewards are below 0, so 0 would not be a penalty; leave it out")
     rewards: dict[str, dict[int, float]] = defaultdict(dict)
-    for number, of_sample in enumerate(scores):
-        for question_id, score in of_sample.items():
+    for question_id, of_question in scores.items():
+        for number, score in enumerate(of_question):
             called = calls.get((question_id, number))  # None if the trace lacks the sample
             if args.keep_cut and any(map(was_cut, called or ())):
                 rewards[question_id][number] = 0.0
             elif score is not None and called is not None:
-                rewards[question_id][number] = -score if lower_is_better else score
+                rewards[question_id][number] = score
     return rewards
 
 

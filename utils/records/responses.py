@@ -216,9 +216,9 @@ def match_responses(
     raise UserError("\n".join(lines))
 
 
-def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
-    """Return the text of each response file's first response to a question; only the first is judged."""
-    return [answers[question_id][0]["output"] for answers in responses]
+def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str, sample: int = 0) -> list[str | None]:
+    """Return the text of each response file's response to a question, by default the first."""
+    return [answers[question_id][sample]["output"] for answers in responses]
 
 
 def are_answered(outputs: Iterable[str | None]) -> list[bool]:

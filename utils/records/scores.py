@@ -3,6 +3,8 @@
 A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`. `task` is
 left out for the first task, `strategy` for a task's first metric. An entry is `{"id", "group", "subgroup",
 "question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
+With --samples all, it has `samples`, the score of each response (null without a verdict), and `unanswered_samples`, how
+many of them are missing answers, unless that is 0; the other fields are about the first response.
 """
 
 import hashlib
@@ -40,7 +42,8 @@ def score_file(
     name: str,
     records: list[Record],
     asked_ids: Collection[str],
-    verdicts: dict[Key, Verdict],
+    verdicts: Mapping[Key, Verdict],
+    samples: Mapping[str, list[Mapping[Key, Verdict]]] | None = None,
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
     """Return a score file's content: the questions that have all their verdicts, in the dataset's order.
@@ -50,14 +53,27 @@ def score_file(
         records: the whole dataset.
         asked_ids: ids of this run's questions; a question that needs no verdicts is listed only if its id is here.
         verdicts: by `Metric.keys`; the verdict on a missing answer is `no_answer`.
+        samples: with --samples all, by question id, the verdicts on each response; `verdicts` are on the first.
         head: further fields, from `carried` and `Metric.over_outputs`.
     """
     metric = task.metrics[name]
-    per_question = [
-        {**identity(task, metric, record), **metric.entry(record, metric.merge_draws([verdicts[key] for key in keys]))}
-        for record in records
-        if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked_ids)
-    ]
+
+    def judged(record: Record, verdicts: Mapping[Key, Verdict]) -> dict[str, Any] | None:
+        keys = metric.keys(record)
+        if not (verdicts.keys() >= set(keys) if keys else record["id"] in asked_ids):
+            return None
+        return metric.entry(record, metric.merge_draws([verdicts[key] for key in keys]))
+
+    per_question = []
+    for record in records:
+        if (first := judged(record, verdicts)) is None:
+            continue
+        per_question.append({**identity(task, metric, record), **first})
+        if samples is not None:
+            entries = [judged(record, of_sample) for of_sample in samples[record["id"]]]
+            per_question[-1]["samples"] = [entry and entry["score"] for entry in entries]
+            if unanswered := sum(entry is not None and not entry["answered"] for entry in entries):
+                per_question[-1]["unanswered_samples"] = unanswered
     scores = {} if task.name == FIRST else {"task": task.name}
     scores |= metric.summarize(per_question) | metric.describe_uncertainty(per_question) | head
     if len(per_question) < len(records):
@@ -204,6 +220,7 @@ def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
         raise UserError(f"{where}: has no field 'cluster' with the question's {task.user_field}\n  {again}")
     if metric.score_of:
         _check_score(metric, entry, where)
+        _check_samples(metric, entry, where)
         return
     answered, orders = entry["answered"], [detail["preferred"] for detail in entry["details"]]
     if all(answered) and len(orders) != 2:
@@ -225,10 +242,22 @@ def _check_score(metric: Metric, entry: Record, where: str) -> None:
     if score is None or expected is None:
         is_right = score is expected
     else:
-        least, most = metric.limits
-        is_right = type(score) in (int, float) and least <= score <= most and abs(score) <= sys.float_info.max
-        is_right = is_right and math.isclose(score, expected, abs_tol=1e-9)
+        is_right = _is_score(metric, score) and math.isclose(score, expected, abs_tol=1e-9)
     if not is_right:
         raise UserError(f"{where}: its score is {quote(score)}, but its {metric.unit}s give {expected}")
     if not entry["answered"] and score and not metric.lower_is_better:
         raise UserError(f"{where}: its score is {quote(score)} without an answer; it must be 0")
+
+
+def _check_samples(metric: Metric, entry: Record, where: str) -> None:
+    """Raise UserError unless an entry's `samples`, if it has any, are scores that begin with the entry's own."""
+    samples = entry.get("samples", [entry["score"]])
+    if not isinstance(samples, list) or not all(score is None or _is_score(metric, score) for score in samples):
+        raise UserError(f"{where}: field 'samples' is not a list of scores, or null for a missing one")
+    if samples[:1] != [entry["score"]]:
+        raise UserError(f"{where}: field 'samples' does not begin with the score {quote(entry['score'])}")
+
+
+def _is_score(metric: Metric, score: Any) -> bool:
+    least, most = metric.limits
+    return type(score) in (int, float) and least <= score <= most and abs(score) <= sys.float_info.max

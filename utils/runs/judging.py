@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
     record: Record
     outputs: list[str | None]  # the responses that are judged together, one per system
-    number: int  # the verdict's number within the question
+    key: Key  # of `Metric.keys`, the same for all samples: verdicts on equal texts are equal
 
 
 class ScoreFile(StageFile):
@@ -84,16 +84,32 @@ class ScoreFile(StageFile):
         """
         addresses, self.responses = map(list, zip(*judged, strict=True))
         self.questions, self.metric = questions, task.metrics[strategy]
-        keys = [key for question in questions for key in self.metric.keys(question)]
-        super().__init__(path, settings, args, keys, judged=addresses, answers=list(map(origin_of, addresses)))
+        origins = list(map(origin_of, addresses))
+        super().__init__(path, settings, args, judged=addresses, answers=origins)
         self._task, self._strategy, self._records, self._describe = task, strategy, records, describe
+        self.expect(place for question in questions for places in self.places(question) for place, _ in places)
+
+    def places(self, question: Record) -> list[list[tuple[Key, Key]]]:
+        """Return the key of each piece of a question, with its key among `Metric.keys`, in a list per sample."""
+        keys = self.metric.keys(question)
+        count = len(self.responses[0][question["id"]]) if self.args.samples else 1
+        return [[((*key, f"sample {number}") if number else key, key) for key in keys] for number in range(count)]
 
     def content(self) -> dict[str, Any]:
         [first, *others] = self.responses
         head = {} if others else carried(self.questions, first)
         head |= self.metric.over_outputs(self.questions, first)
         asked_ids = {question["id"] for question in self.questions}
-        return score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), head=head)
+        samples = None
+        if self.args.samples:
+            samples = {
+                question["id"]: [
+                    {key: self.pieces[place] for place, key in places if place in self.pieces}
+                    for places in self.places(question)
+                ]
+                for question in self.questions
+            }
+        return score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), samples, head)
 
     def check_replaced(self, made: dict[str, Any]) -> None:
         """Refuse to replace the scores of another response file: --score_addr may name them by mistake.
@@ -119,10 +135,11 @@ class JudgeModel(Model):
     prompt: Prompt = None
 
     def messages(self, request: Request) -> Messages:
-        return self.judge.messages(self.prompt, *request)
+        return self.judge.messages(self.prompt, request.record, request.outputs, request.key[1])
 
-    def call(self, key: Key, request: Request) -> Call:
+    def call(self, request: Request) -> Call:
         """Return the call that asks for a verdict; one that is too long is not sent."""
+        key = request.key
         if self.gives_rewards:
             return call_for_reward(self, key, self.judge, self.prompt, request.record, request.outputs[0])
         form, prompt, options = self.judge.output, self.chat.render(self.messages(request)), {}
@@ -186,6 +203,8 @@ def choose_strategy(args: Arguments, task: Task) -> str:
         raise UserError(f"{numbers}: --strategy {strategy} needs two response files and one score file")
     cli.check_different("--score_addr", args.score_addr)
     check_verdicts(args, task, strategy)
+    if metric.num_systems > 1 and args.samples:
+        raise UserError(f"--samples: {strategy} compares the first responses of two systems; leave the flag out")
     if metric.judge is None and args.num_shards > 1:
         raise UserError(f"--num_shards: {strategy} needs no judge, so it has no shards; leave it out")
     return strategy
@@ -231,8 +250,10 @@ def read_systems(
             if not args.allow_partial:
                 refuse_gaps(address)
             questions = match_responses(questions, responses, address, ids, args.allow_partial)
-            if any(len(outputs) > 1 for outputs in responses.values()):
-                print(f"note: {address}: only the first response to each question is judged", file=sys.stderr)
+            if not args.samples and any(len(outputs) > 1 for outputs in responses.values()):
+                note = "only the first response to each question is judged"
+                note += "" if compares else "; --samples all judges every one"
+                print(f"note: {address}: {note}", file=sys.stderr)
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}
         files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged, describe))
@@ -256,11 +277,12 @@ def requests_to(files: list[ScoreFile], records: list[Record]) -> Iterator[tuple
     """
     judged = [{question["id"] for question in file.questions} for file in files]
     return (
-        (file, key, Request(record, answers_to(file.responses, record["id"]), key[1]))
+        (file, place, Request(record, answers_to(file.responses, record["id"], sample), key))
         for record in records
         for file, ids in zip(files, judged, strict=True)
         if record["id"] in ids
-        for key in file.metric.keys(record)
+        for sample, places in enumerate(file.places(record))
+        for place, key in places
     )
 
 

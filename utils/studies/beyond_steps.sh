@@ -94,25 +94,17 @@ sample() { # NAME "WAITS" SAMPLES SCRIPT FLAGS...: answers to the questions of $
         "${engine[@]}" ${SAMPLE_FLAGS-}
 }
 
-judge_samples() { # NAME SAMPLES: sets `samples` and `verdicts`, the file of each sample and that of its scores
-    local i number
-    samples=() verdicts=()
-    for ((i = 0; i < $2; i++)); do
-        number=$(printf "%0$((${#2} - ($2 == 10 || $2 == 100)))d" "$i")
-        samples+=("$OUT/$1/sample_$number.json") verdicts+=("$OUT/$1/scores_$number.json")
-    done
-    draw "$1_split" "$1" python utils/select_responses.py --response_addr "$OUT/$1.json" --split_dir "$OUT/$1"
+judge_samples() { # NAME: NAME_scores.json has the scores of all samples
     engine ${JUDGE_FLAGS-}
-    GPUS=$gpus step "$1_scores" "$1_split" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
-        --inputs_addr "$DATA/${category}_${from%_round_*}.json" --allow_partial --response_addr "${samples[@]}" \
-        --score_addr "${verdicts[@]}" "${engine[@]}" ${JUDGE_FLAGS-}
+    GPUS=$gpus step "$1_scores" "$1" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
+        --samples all --inputs_addr "$DATA/${category}_${from%_round_*}.json" --allow_partial \
+        --response_addr "$OUT/$1.json" --score_addr "$OUT/$1_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
 }
 
-choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
-    local samples verdicts
-    judge_samples "$1" "$2"
+choose() { # NAME FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
+    judge_samples "$1"
     draw "$1_best" "$1 $1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
-        --score_addr "${verdicts[@]}" --output_addr "$OUT/$1_best.json" "${@:3}"
+        --score_addr "$OUT/$1_scores.json" --output_addr "$OUT/$1_best.json" "${@:2}"
 }
 
 learn() { # NAME "WAITS" MODEL FLAGS...: an adapter, from MODEL or the adapter MODEL
@@ -147,7 +139,7 @@ offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo lear
         name=$folder/round_$round sampled=$folder/round_$round/samples
         [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # of the model that both begin with
         sample "$sampled" "$before" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
-        choose "$sampled" "$N" --worst_addr "$OUT/${sampled}_worst.json"
+        choose "$sampled" --worst_addr "$OUT/${sampled}_worst.json"
         [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
         learn "$name/policy" "${sampled}_best $before" "$policy" --target_addr "$OUT/${sampled}_best.json" "${pairs[@]}"
         validate "$name" "$1"
@@ -163,7 +155,7 @@ vac() { # a feedback model, which sees the narrative, and the policy are trained
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round
         sample "$name/samples" "$before" "$N" "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
-        choose "$name/samples" "$N" --worst_addr "$OUT/$name/samples_worst.json"
+        choose "$name/samples" --worst_addr "$OUT/$name/samples_worst.json"
         learn "$name/feedback" "$name/samples_best $before" "$feedback" --prompt feedback --target_addr "$OUT/$name/samples_best.json"
         feedback=$OUT/$name/feedback/last
         sample "$name/revisions" "$name/feedback $before" 1 "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
@@ -179,7 +171,7 @@ grasp() { # distill a teacher that sees the rubric, on questions that it answers
     cost grasp 1 1 1
     sample "$name/teacher" "" 1 baselines.py --method teacher --show_fields rubric_aspects --model_addr "$model" \
         --temperature 0.1 --max_tokens 1024
-    choose "$name/teacher" 1 --min_score "${TAU-0.6}"
+    choose "$name/teacher" --min_score "${TAU-0.6}"
     learn "$name/policy" "$name/teacher_best" "$model" --objective distill --target_addr "$OUT/$name/teacher_best.json"
     validate "$name" grasp
     select_round "${name%/round_1}"
@@ -199,14 +191,14 @@ iap() { # the policy writes the intent before the answer, and is to answer other
 }
 
 combine() { # ROUND'S FOLDER: rewards of the scores and the terms in `reward` take the place of the verdicts
-    local waits="$1/samples_split $1/samples_scores" terms=("${reward[@]}") rewards=("${verdicts[@]/%.json/_reward.json}")
+    local waits="$1/samples $1/samples_scores" terms=("${reward[@]}")
     if [[ " ${reward[*]} " == *" --contrast "* ]]; then # with the untrained model's answers
         sample "$1/plain" "" 1 baselines.py --rag --model_addr "$model"
         waits="$1/plain $waits" terms+=(--contrast_addr "$OUT/$1/plain.json")
     fi
     draw "$1/samples_rewards" "$waits" python utils/combine_scores.py \
-        --response_addr "${samples[@]}" --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${terms[@]}"
-    verdicts=("${rewards[@]}")
+        --response_addr "$OUT/$1/samples.json" --score_addr "$OUT/$1/samples_scores.json" \
+        --output_addr "$OUT/$1/samples_rewards.json" "${terms[@]}"
 }
 
 planner_rl() { # the planner learns from the scores of the answers; the generator stays as it is
@@ -225,7 +217,7 @@ own_rl() { # NAME_rl: the model of one role of a method of one's own learns
 # caller sets `sampling` and `learning`, flags of the two commands, and perhaps `reward` and `calls`.
 reinforce() {
     local folder=${model##*/}/train/$category/$1 policy=$2 before=${3-} round name flags by models=() scores=() waits=()
-    local samples verdicts LIMIT=$QUESTIONS per_update=64 from judged rounds=() made=()
+    local LIMIT=$QUESTIONS per_update=64 from judged rounds=() made=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round from=train_round_$round
         [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
@@ -233,14 +225,14 @@ reinforce() {
             --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$from.json"
         answering "$1" "$policy"
         sample "$name/samples" "$before" "$N" "${flags[@]}" --model_addr "$by" --trace "${sampling[@]}"
-        judge_samples "$name/samples" "$N"
+        judge_samples "$name/samples"
         judged=$name/samples_scores
         [ -z "${reward[*]}" ] || { combine "$name" && judged=$name/samples_rewards; }
         learn "$name/policy" "$name/samples $judged $before" "$policy" --objective grpo \
             --trace_addr "$OUT/$name/$calls.trace.jsonl" --response_addr "$OUT/$name/samples.json" \
-            --score_addr "${verdicts[@]}" "${learning[@]}"
+            --score_addr "$OUT/$judged.json" "${learning[@]}"
         validate "$name" "$1"
-        rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$name/policy/last" "${scores[-1]}" "${verdicts[@]}")
+        rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$judged.json" "$OUT/$name/policy/last" "${scores[-1]}")
         made+=("$name/samples" "$judged" "$name/policy")
         policy=$OUT/$name/policy/last before=$name/policy
     done
@@ -252,6 +244,6 @@ rubric_best() { # the upper bound: the best of N answers to the test questions b
     local from=$SPLIT LIMIT='' STRATEGY=aspect name
     name=$(answer_name "$category" rubric 10 0)
     sample "$name" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
-    choose "$name" "$N"
+    choose "$name"
     answers+=("${name}_best")
 }

@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 from prompts import FOLDER, load_prompt
@@ -19,7 +20,16 @@ from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
 from utils.tables.formats import few, number, p_text
 from utils.tables.groups import NO_GROUP, with_own_groups
-from utils.tables.system_scores import CONTROL, SELECTED, Board, System, when_seen
+from utils.tables.system_scores import (
+    CONTROL,
+    SAMPLE,
+    SELECTED,
+    Board,
+    System,
+    average_samples,
+    unanswered_samples,
+    when_seen,
+)
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -89,6 +99,11 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     metric = system.metric
+    if metric.unit == SAMPLE:
+        number = sum(len(entry["details"]) for entry in system.questions)
+        unanswered = sum(map(unanswered_samples, system.questions))
+        missing = f"; {unanswered} of them without an answer, which count {metric.worst}" if unanswered else ""
+        yield f"the means over {counted(number, SAMPLE)} of {counted(len(system.questions), 'question')}{missing}"
     counts_as = {
         "question": (system.num_unanswered, " without an answer"),
         "unreadable answer": (sum(map(metric.is_unreadable, system.questions)), ""),
@@ -106,6 +121,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if missing := system.unscored:
         units, questions = counted(sum(missing), metric.unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
+        treatment = "they are left out of their questions' means" if metric.unit == SAMPLE else treatment
         yield f"{units} without a verdict, in {questions}; {treatment}"
     manifests = [manifest_of(path) or {} for path in system.files]
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
@@ -254,6 +270,17 @@ def describe_mean(task: Task, scores: Scores) -> str:
         text += f", {counted(missing, 'verdict')} missing" if missing else ""
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    if any("samples" in entry for entry in scores["per_question_scores"]) and not metric.pooled:
+        entries = average_samples(scores)["per_question_scores"]
+        known = [entry["score"] for entry in entries if entry["score"] is not None]
+        samples = [detail["score"] for entry in entries for detail in entry["details"]]
+        left_out = [
+            (samples.count(None), "without a score"),
+            (sum(map(unanswered_samples, entries)), "without an answer"),
+        ]
+        counts = ", ".join(f"{count} {what}" for count, what in left_out if count)
+        text += f"; over all {counted(len(samples), SAMPLE)} {f'{fmean(known):z.4f}' if known else 'none'}"
+        text += f" ({counts})" if counts else ""
     return text
 
 

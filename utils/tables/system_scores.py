@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from utils.tables.groups import joined_by, named_group, regrouped, with_own_grou
 
 SELECTED = "selected by score"
 CONTROL = "control"  # in `System.excluded`
+SAMPLE = "sample"  # the unit of a metric whose score is a mean over samples
 MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
 
 
@@ -146,12 +148,19 @@ def add_board_arguments(parser: argparse._ActionsContainer) -> None:
     add("--allow_partial", action="store_true",
         help="allow systems that were not scored on the same questions, and use the common questions (off: refuse)")
     add_unscored_argument(parser)
+    add("--samples", choices=["all"],
+        help="a question's score is the mean over its samples, judged with --samples all (off: the first sample's)")
     # fmt: on
 
 
 def boards_of(args: argparse.Namespace) -> list[Board]:
     """Read the systems of --system; UserError unless they are comparable."""
-    return read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined_by(args.groups))
+    if args.samples and args.unscored_as_zero:
+        raise UserError("--unscored_as_zero: has no effect with --samples all; leave one of them out")
+    joined = joined_by(args.groups)
+    return read_boards(
+        args.system, args.unscored_as_zero, args.allow_partial, args.by, joined, over_samples=bool(args.samples)
+    )
 
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
@@ -172,11 +181,13 @@ def read_boards(
     allow_partial: bool = False,
     by: str | None = None,
     joined: Mapping[str, str] = MappingProxyType({}),
+    over_samples: bool = False,
 ) -> list[Board]:
     """Read the systems of lists `[name, file, ...]`, by task and metric; UserError unless they are comparable.
 
     Args:
         joined: the group of each subgroup that --groups names.
+        over_samples: whether a question's score is the mean over its samples.
     """
     rows = files_by_name(arguments)
     files = [path for paths in rows.values() for path in paths]
@@ -189,6 +200,9 @@ def read_boards(
     is_alone, boards = len(order) == 1, []
     for task, name in order:
         of_task = {path: content for path, content in scores.items() if is_alone or content["task"] == task.name}
+        if over_samples:
+            task = _with_samples(task, name)
+            of_task = {path: average_samples(content) for path, content in of_task.items()}
         task, placed = with_own_groups(task, of_task, joined)
         scores, systems = scores | placed, []
         for row, paths in rows.items():
@@ -206,6 +220,36 @@ def read_boards(
         _check_same_responses(systems)
     boards = boards if by is None else [divide(board, by) for board in boards]
     return _among_common(boards) if allow_partial else boards
+
+
+def _with_samples(task: Task, name: str) -> Task:
+    """Return the task with a metric whose parts are samples; UserError if its score is not a mean over questions."""
+    metric = task.metrics[name]
+    if metric.pooled:
+        raise UserError(f"--samples: {name} is not a mean over questions; leave the flag out, or use another metric")
+    metric = replace(metric, unit=SAMPLE, is_share=False, is_unreadable=lambda entry: False)
+    return replace(task, metrics={**task.metrics, name: metric})
+
+
+def average_samples(content: Scores) -> Scores:
+    """Return a score file whose questions have the mean score of their samples, without those that have no score.
+
+    `details` has the samples; a question is answered if one of its samples is.
+    """
+
+    def averaged(entry: Entry) -> Entry:
+        samples = entry.get("samples", [entry["score"]])
+        known = [score for score in samples if score is not None]
+        answered = len(samples) > unanswered_samples(entry)
+        details = [{"score": score} for score in samples] if entry["details"] else []
+        return {**entry, "score": fmean(known) if known else None, "details": details, "answered": answered}
+
+    return {**content, "per_question_scores": list(map(averaged, content["per_question_scores"]))}
+
+
+def unanswered_samples(entry: Entry) -> int:
+    """Return how many of a question's samples are missing answers."""
+    return entry.get("unanswered_samples", int("samples" not in entry and not entry["answered"]))
 
 
 def _among_common(boards: list[Board]) -> list[Board]:

@@ -1,0 +1,49 @@
+"""Scores of all samples of a response file: its score file (--samples all), or the rewards made from one."""
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.files.json_files import read_json
+from utils.files.manifest import settings_of
+from utils.records.responses import Responses
+from utils.records.scores import Scores, metric_behind, read_scores, refuse_scores_of_others
+
+COMBINED = "utils/combine_scores.py"  # the script that writes rewards
+
+SampleScores = dict[str, list[float | None]]  # by question id, in the order of the samples; None: no score
+
+
+def read_sample_scores(path: str, responses: Responses, response_addr: str) -> tuple[Scores, SampleScores]:
+    """Return a score file's content and the scores of all samples of these responses.
+
+    UserError unless the file has a score, or null, for each sample of its questions, and was made from this file.
+    """
+    _check_source(path, response_addr)
+    scores = read_scores(path)
+    samples = {entry["id"]: entry.get("samples", [entry["score"]]) for entry in scores["per_question_scores"]}
+    for question_id, of_question in samples.items():
+        if len(of_question) != len(responses.get(question_id, ())):
+            raise UserError(
+                f"{path}: id {quote(question_id)}: has {len(of_question)} of {len(responses.get(question_id, ()))} "
+                "samples' scores\n  judge the responses with --samples all"
+            )
+    return scores, samples
+
+
+def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleScores:
+    """Return the rewards of all samples, of which the highest is best, from a score file or a file of rewards.
+
+    A score that is an error, such as LaMP-3's, counts as negative. UserError as in `read_sample_scores`.
+    """
+    _check_source(path, response_addr)
+    if settings_of(path).get("script") == COMBINED:
+        return read_json(path)["rewards"]
+    scores, samples = read_sample_scores(path, responses, response_addr)
+    if not metric_behind(scores).lower_is_better:
+        return samples
+    return {key: [None if score is None else -score for score in row] for key, row in samples.items()}
+
+
+def _check_source(path: str, response_addr: str) -> None:
+    if "responses" not in settings_of(path):
+        raise UserError(f"{path}: has no manifest beside it that names the responses; judge them again")
+    refuse_scores_of_others(path, [response_addr])
