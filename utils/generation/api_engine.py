@@ -1,10 +1,10 @@
 """The engine for OpenAI-compatible chat APIs, with its retries. This module imports openai.
 
-Temporary failures are handled in three layers. `Throttle` sends fewer requests at a time when the API asks for that.
-The client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
-`APIEngine.complete` repeats it if the library gives up or the reply is not a completion, with pauses that grow to
-minutes while nothing is answered. Permanent failures (key, model name) end the run. refusals.py handles refused
-parameters. Any other refusal concerns one prompt only, unless several prompts in a row are refused alike.
+Temporary failures are handled in two layers. The client library repeats a request within seconds after 408, 409, 429,
+5xx, a lost connection, or a timeout, and waits as long as the server asks. `APIEngine.complete` repeats it if the
+library gives up or the reply is not a completion, with pauses that grow to minutes while nothing is answered, or after
+429. Permanent failures (key, model name) end the run. refusals.py handles refused parameters. Any other refusal
+concerns one prompt only, unless several prompts in a row are refused.
 """
 
 import asyncio
@@ -39,7 +39,15 @@ from utils.generation.api_server import (
     text_and_thoughts,
     without_inputs,
 )
-from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
+from utils.generation.refusals import (
+    LEAVE_OUT,
+    LimitedClient,
+    LongReplyError,
+    MalformedError,
+    Refusals,
+    Request,
+    response_format,
+)
 from utils.generation.requests import (
     LIMITS,
     Completion,
@@ -58,6 +66,7 @@ T = TypeVar("T")
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
+LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
 # Finish reasons, in lower case, that say why a reply is empty: the content, a tool, or the limit of tokens.
 CAUSE = re.compile(
     r"content|filter|safety|block|recitation|prohibited|spii|policy|sensitive|risk|tool|function|length|max"
@@ -67,7 +76,7 @@ CAUSE = re.compile(
 # a request leaves out from the model's generation_config.json, which a local model's flags do not.
 VLLM_LIKE, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-# The run ends if this number of different prompts is refused alike before a model's first answer, or between two.
+# The run ends if this number of different prompts is refused before a model's first answer, or between two.
 SEVERAL, MANY = 3, 20
 
 
@@ -77,21 +86,20 @@ class APIEngine:
     def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
-        self._first = asyncio.Lock()  # held by the first request of a kind (model, whether it has a schema)
-        self._kinds: set[tuple[str, bool]] = set()  # kinds whose requests need not wait for the first one any more
+        self._first = asyncio.Lock()  # held by a model's first request
         self._answering: set[str] = set()  # models that have answered
+        self._open: set[str] = set()  # models whose requests need not wait for the first one any more
         self._looking = asyncio.Lock()  # held while the list of models is read
         self._is_vllm_like: dict[str, bool] = {}  # by model, whether its server is one of VLLM_LIKE
         self._problems: dict[str, UserError] = {}  # by model: the error that all its requests would meet
-        # Prompts that a model has refused since its last answer, by status and code.
-        self._refused: defaultdict[str, defaultdict[tuple[int, str], set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._refused: defaultdict[str, set[str]] = defaultdict(set)  # prompts since a model's last answer
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             **address_of(args.base_url),
             max_retries=LIBRARY_RETRIES,
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
-            http_client=ThrottledClient(args.max_concurrency, args.request_timeout, self._note),
+            http_client=LimitedClient(args.max_concurrency, args.request_timeout, self._note),
         )
         self._secrets = find_secrets(api_key, args.base_url or "")
         self.concurrency = args.max_concurrency
@@ -110,12 +118,10 @@ class APIEngine:
             UnavailableError: every try failed.
             UserError: a retry cannot help (key, model, parameters).
         """
-        # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        request, schema = await self._request(model, prompt, sampling), sampling.schema
-        send = partial(self._send, sampling)
-        async with self._alone_at_first((model, isinstance(schema, dict))):
+        request, send = await self._request(model, prompt, sampling), partial(self._send, sampling)
+        async with self._alone_at_first(model):
             with self._noting_answer(model, prompt):
-                return await self._insist(lambda: self.refusals.ask(request, schema, send))
+                return await self._insist(lambda: self.refusals.ask(request, send))
 
     async def reward(self, model: str, prompt: Rendered) -> Rewarded:
         """Return the reward of a dialogue: the only logit of a classifier, from /classify of vLLM's server.
@@ -127,7 +133,7 @@ class APIEngine:
         """
         address = f"{str(self._client.base_url).rstrip('/').removesuffix('/v1')}/classify"
         body = {"model": model, "messages": prompt, "use_activation": False}
-        async with self._alone_at_first((model, False)):
+        async with self._alone_at_first(model):
 
             async def send() -> Rewarded:
                 response = await self._explained(self._client.post(address, body=body, cast_to=Response))
@@ -191,35 +197,33 @@ class APIEngine:
         self._refused.pop(model, None)
 
     @asynccontextmanager
-    async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
-        """Make a request wait until the first request of its kind is answered: a mistake then costs one request."""
-        if kind not in self._kinds:
+    async def _alone_at_first(self, model: str) -> AsyncIterator[None]:
+        """Make a request wait until a model's first request is answered: a mistake then costs one request."""
+        if model not in self._open:
             async with self._first:
-                if kind[0] in self._problems:
-                    raise self._problems[kind[0]]
-                if kind not in self._kinds:
+                if model in self._problems:
+                    raise self._problems[model]
+                if model not in self._open:
                     try:
                         yield
                     except UserError as error:
-                        self._problems[kind[0]] = error
+                        self._problems[model] = error
                         raise
                     except (UnavailableError, RefusedError) as error:
                         if isinstance(error, UnavailableError) or error.is_certain:  # others need not wait
-                            self._kinds.add(kind)
+                            self._open.add(model)
                         raise
-                    if not (kind[1] and self.refusals.doubtful):
-                        self._kinds.add(kind)
+                    self._open.add(model)
                     return
         yield
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
-        """Return the exception for a refused prompt: one that ends the run if only such refusals have come so far."""
-        if error.is_for_all and model not in self._answering:
-            return error
-        met, most = self._refused[model][error.status, error.code], MANY if model in self._answering else SEVERAL
-        met.add(json.dumps(prompt))
-        if len(met) == most:
-            return UserError(f"{error}\n  {most} different prompts were refused in a row, and none was answered")
+        """Return the exception for a refused prompt: one that ends the run if only refusals have come so far."""
+        refused, most = self._refused[model], MANY if model in self._answering else SEVERAL
+        refused.add(json.dumps(prompt))
+        if len(refused) == most:
+            problem = f"{most} different prompts were refused in a row, and none was answered"
+            return UserError(f"{error}\n  {problem}; what a request need not have: {LEAVE_OUT}")
         refusal = RefusedError(str(error).replace("\n  ", "; "), is_certain=False)
         self._note(f"{refusal}; this prompt gets no answer")
         return refusal
@@ -235,21 +239,25 @@ class APIEngine:
             try:
                 answer = await ask()
             except UnavailableError as error:
-                problem = str(error)
+                problem, is_limited = str(error), error.is_limited
             else:
                 self._answered += 1
                 return answer
             silent = 0 if self._answered > answered else silent + 1
             if tries <= self._max_retries:
                 # Before the very first answer, a wrong address is more likely than an outage.
-                pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
+                steps = tries if is_limited else silent
+                pause = min(5.0 ** min(steps, 4), LONGEST_PAUSE) if self._answered else 1.0
                 self._note(f"{problem}; retrying in {pause:.0f} s")
                 await asyncio.sleep(pause)
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
     async def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
-        """Return a request's body with all parameters; `Refusals.body` leaves out those that the API refuses."""
+        """Return a request's body with all parameters; `Refusals.body` leaves out those that the API refuses.
+
+        APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
+        """
         seed = sampling.seed if self._sends_seed else None
         optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
         body = {name: value for name, value in optional.items() if value is not None}
@@ -258,7 +266,8 @@ class APIEngine:
         required = {"model": model, "messages": prompt}
         body |= await self._for_server(model, prompt[-1]["role"] == "assistant")
         body |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body}
+        held = {"response_format": held} if (held := response_format(sampling.schema)) else {}
+        return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body, **held}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
         """Send a request's body and return the completion."""

@@ -12,7 +12,7 @@ import openai
 
 from utils.cli import UserError
 from utils.files.manifest import KEY_IN_QUERY
-from utils.generation.refusals import MalformedError, ThrottledClient, says_too_long
+from utils.generation.refusals import LimitedClient, MalformedError, says_too_long
 from utils.generation.requests import RefusedError, UnavailableError
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     """
 
     async def ask() -> object:
-        http = ThrottledClient(1, ROOT_SECONDS, lambda note: None)
+        http = LimitedClient(1, ROOT_SECONDS, lambda note: None)
         more = {"max_retries": 2, "timeout": ROOT_SECONDS, "http_client": http}
         client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), **more)
         async with client, asyncio.timeout(3 * ROOT_SECONDS):
@@ -211,11 +211,11 @@ def problem_of(
     if is_too_long and not is_for_all:
         hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
         problem = f"the {server} refuses a prompt because it is too long: {message}{hint}"
-        return MalformedError(problem, status, code)
+        return MalformedError(problem)
     if (status in PASSING or status >= 500) and not is_for_all:
-        return UnavailableError(f"the {server} answers {status}: {message}")
+        return UnavailableError(f"the {server} answers {status}: {message}", is_limited=status == 429)
     if status not in ENDS_RUN and not is_for_all:
         details = whole if status in MALFORMED else ""
-        return MalformedError(f"the {server} refuses the request: {message}", status, code, param, details)
+        return MalformedError(f"the {server} refuses the request: {message}", param, details)
     hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
     return (AbsentError if status == 404 else UserError)(f"the {server} answers {status}: {message}{hint}")

@@ -50,11 +50,6 @@ class Wanted:
     completions: Completions
     lack: Lack
 
-    @property
-    def kind(self) -> tuple[str, bool]:
-        """As `APIEngine` tells kinds of requests apart."""
-        return self.model, isinstance(self.lack.sampling.schema, dict)
-
 
 class BatchEngine(APIEngine):
     """An `APIEngine` that gets answers from batches."""
@@ -90,7 +85,7 @@ class BatchEngine(APIEngine):
                 self._done |= {key for key in own if completions.store.get(key) is not None}
                 is_first = completions.store.is_empty
                 for key, one in own.items():
-                    if is_first and one.kind not in self._kinds:
+                    if is_first and one.model not in self._open:
                         await self._ask_alone(key, one)
         while left := {key: one for key, one in wanted.items() if key not in self._done | self._failed}:
             if rest := self._for_batches(left):
@@ -112,8 +107,7 @@ class BatchEngine(APIEngine):
         return {key: body for key in left if self._tries[_digest(body := self._body(key))] < ROUNDS}
 
     def _body(self, key: str) -> Fields:
-        schema = self._wanted[key].lack.sampling.schema
-        return self.refusals.body(self.refusals.refused, self._requests[key], schema)
+        return self.refusals.body(self._requests[key])
 
     async def _ask_alone(self, key: str, one: Wanted) -> None:
         """Ask without a batch, and store the answer; the run itself asks again for what fails here."""
@@ -277,13 +271,12 @@ class BatchEngine(APIEngine):
     def _take_answer(self, key: str, status: int, answer: Fields | None) -> None:
         """Store an answer or a refusal; a request that cannot be sent in this form any more gets its last try."""
         one, error, body = self._wanted[key], field_of(answer, "error", dict), self._body(key)
-        schema, result = one.lack.sampling.schema, None
+        result = None
         problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
         if status == 200:
             with suppress(UnavailableError):  # the answer is not a completion
                 completion = self._read(_encode(answer), one.lack.sampling, body)
-                refused = self.refusals.refused
-                result = self.refusals.with_refused(refused, self._requests[key], schema, completion)
+                result = self.refusals.noted(self._requests[key], completion)
                 self._has_answered(one.model)
         elif isinstance(problem, RefusedError):
             result = problem

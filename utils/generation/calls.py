@@ -19,7 +19,6 @@ from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
 from utils.generation.requests import (
     CHARACTERS_PER_TOKEN,
-    FORMATS,
     Completion,
     Engine,
     RefusedError,
@@ -150,15 +149,15 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         tried: list[Try] = []
         for attempt in range(policy.max_retries + 1):
             try:
-                tried.append(await make(policy.sampling(call.key, attempt, _is_sampled(tried)), engine, may_wait))
+                tried.append(await make(policy.sampling(call.key, attempt), engine, may_wait))
             except RefusedError as refusal:
                 return tried, str(refusal)
             except MistakeError as error:
                 error.record = _record(call, [*tried, error.last])
                 raise
-            is_sampled, last = _is_sampled(tried), tried[-1]
+            last = tried[-1]
             # Greedy decoding would only repeat the same unfinished thought.
-            ends = policy.is_last(attempt, is_sampled) or (last.completion.unfinished and policy.is_greedy(is_sampled))
+            ends = policy.is_last(attempt) or (last.completion.unfinished and policy.temperature == 0)
             if ends or last.parsed.value is not None:
                 break
         return tried, None
@@ -182,16 +181,16 @@ async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], pol
     """
     tried: list[Try] = []
     for attempt in count():
-        is_sampled, goes_on = _is_sampled(tried), False
+        goes_on = False
         for last in (attempt + 1, attempt):
             plan = replace(policy, max_retries=last)
             with suppress(NotStoredError, RefusedError):
-                made = await make(plan.sampling(key, attempt, is_sampled))
+                made = await make(plan.sampling(key, attempt))
                 if made.parsed.value is not None:
                     return [*tried, made]
                 if last > attempt:
                     tried.append(made)
-                    goes_on = not plan.is_last(attempt, _is_sampled(tried))
+                    goes_on = not plan.is_last(attempt)
         if not goes_on:
             return []
 
@@ -199,8 +198,7 @@ async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], pol
 def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
     """Return the record of a call: the value is that of the last try, the token counts are those of all tries."""
     sampling, completion, parsed = tried[-1]
-    # If the server refused the schema of the last try: the response format that it accepted instead.
-    taken, refused = completion.response_format, list(completion.refused_parameters)
+    refused = list(completion.refused_parameters)
     thought = sum(attempt.completion.reasoning_tokens or 0 for attempt in tried)
     reported = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
     cut = [_cut_by_server(call.prompt, attempt.completion.prompt_tokens) for attempt in tried]
@@ -214,8 +212,7 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
         "truncated": parsed.truncated,
         "finish_reason": completion.finish_reason,
         "attempts": len(tried),
-        "constrained": sampling.schema is not None and taken is None,
-        **({"response_format": taken} if taken else {}),
+        "constrained": sampling.schema is not None and "response_format" not in refused,
         **({"stop_ignored": True} if completion.stop_ignored else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
@@ -224,11 +221,6 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
         **({THOUGHT_COUNT: thought} if thought else {}),
         **{name: text for name, text in reported.items() if text},
     }
-
-
-def _is_sampled(tried: list[Try]) -> bool:
-    """Return whether the server has refused a temperature, so that even 0 is not greedy."""
-    return bool(tried) and "temperature" in tried[-1].completion.refused_parameters
 
 
 def _spent(tried: list[Try]) -> dict[str, int | None]:
@@ -297,7 +289,6 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     Token counts include all attempts.
     """
     records = list(records)
-    taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     refusals = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in refusals for name in refused})
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
@@ -327,7 +318,6 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
             **({THOUGHT_COUNT: thought} if thought else {}),
         },
         **count_unfinished(records),
-        "refused_by_server": list(FORMATS[: max(taken, default=0)]),
         # Per parameter: how many outputs were requested without it (or with its other name), and how many in all.
         "refused_parameters": {name: [sum(name in refused for refused in refusals), len(refusals)] for name in names},
         "system_fingerprints": sorted(states),

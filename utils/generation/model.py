@@ -38,33 +38,27 @@ class Policy:
     stop_token: int | None = None  # `Sampling.stop_token`, according to the model's template
     stop: tuple[str, ...] = ()  # `Sampling.stop`, set by each call
 
-    def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
-        """Return the sampling of one try, `attempt` (from 0). Its seed depends only on --seed, the key and the try.
-
-        `is_sampled`: the server refuses the parameter temperature, so the model is not greedy even at 0.
-        """
+    def sampling(self, key: Key, attempt: int) -> Sampling:
+        """Return the sampling of one try, `attempt` (from 0). Its seed depends only on --seed, the key and the try."""
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
-        schema = self.schema if self._is_constrained(attempt, is_sampled) else None
+        schema = self.schema if self._is_constrained(attempt) else None
         others = (self.reasoning_parser, self.opened, self.stop_token, self.stop)
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, *others)
 
-    def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
+    def is_last(self, attempt: int) -> bool:
         """Return whether this is the last try. A greedy constrained try is the last, because another would repeat it.
 
-        That is also so if the server refuses the schema and constrains the output less.
+        That is also so if the server refuses the schema, or the temperature 0.
         """
-        return attempt >= self.max_retries or (self._is_constrained(attempt, is_sampled) and self.is_greedy(is_sampled))
+        return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
 
-    def is_greedy(self, is_sampled: bool) -> bool:
-        return self.temperature == 0 and not is_sampled
-
-    def _is_constrained(self, attempt: int, is_sampled: bool) -> bool:
+    def _is_constrained(self, attempt: int) -> bool:
         if self.constrained_decoding == "fallback":
             # A greedy free try would only repeat itself, so the second try is already constrained.
-            return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(is_sampled))
+            return attempt >= self.max_retries or (attempt > 0 and self.temperature == 0)
         return self.constrained_decoding == "always"
 
 

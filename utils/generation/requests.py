@@ -16,7 +16,6 @@ SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 CHARACTERS_PER_TOKEN = 4  # about 4 in English, fewer in most other languages
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
-FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
 # Finish reasons, in lower case, of texts that are complete; "unknown" if the server gives none. Any other reason
 # (length, error, safety, ...) means that the text was cut.
 FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done", "unknown",
@@ -79,7 +78,6 @@ class Completion:
     prompt_tokens: int | None  # this and the next two counts are None if a server does not report them
     cached_tokens: int | None  # prompt tokens that were not computed again
     completion_tokens: int | None
-    response_format: str | None = None  # the name in FORMATS that was used, if the server refused the first one
     refused_parameters: tuple[str, ...] = ()  # left out of the request or renamed
     system_fingerprint: str | None = None  # as the server reports it
     answered_by: str | None = None  # the model that the reply names, if it is not the one that was asked
@@ -142,7 +140,14 @@ class RefusedError(Exception):
 
 
 class UnavailableError(Exception):
-    """A server did not answer any try of this request, but may later; other requests continue."""
+    """A server did not answer any try of this request, but may later; other requests continue.
+
+    `is_limited` is True if the server asks for fewer requests.
+    """
+
+    def __init__(self, reason: str, is_limited: bool = False):
+        super().__init__(reason)
+        self.is_limited = is_limited
 
 
 class Engine(Protocol):
