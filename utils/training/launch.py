@@ -12,7 +12,7 @@ from typing import Any
 
 from utils import cli
 from utils.benchmarks.checks import Record
-from utils.cli import UserError
+from utils.cli import UserError, num_processes
 from utils.cli.errors import counted, named
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
@@ -207,10 +207,6 @@ def say(text: str) -> None:
     """Print a text in the first process only."""
     if cli.is_first_process():
         print(text, flush=True)
-
-
-def num_processes() -> int:
-    return int(os.environ["WORLD_SIZE"]) if cli.is_launched() else 1
 
 
 def effective_batch_size(args: Namespace) -> int:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments, set_seed
 
+from utils.cli import num_processes
 from utils.cli.progress import announce
 from utils.models import base_model, devices
 from utils.models.base_model import NO_LOSS, target_loss, write_reply
@@ -76,7 +76,7 @@ def trainer_settings(training: Training, bf16: bool) -> dict[str, Any]:
     """Return the TrainingArguments that all trainings share, from their flags."""
     args, evaluates = training.args, bool(training.validation)
     # An example that is computed alone needs no padding, and no process waits for a longer one's.
-    is_alone = args.per_device_train_batch_size == PartialState().num_processes == 1
+    is_alone = args.per_device_train_batch_size == num_processes() == 1
     same_name = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
