@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 def policy(folder):
     """A policy that has learnt the answers by heart, and its log."""
     flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--learning_rate", 2e-2]
-    flags += ["--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1, "--epochs", 60]
+    flags += ["--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1, "--epochs", 80]
     return folder / "sft", learn(folder, folder / "sft", *flags)
 
 
