@@ -121,7 +121,7 @@ MOMENTS = {  # name: ([(trainer method, after which step, signal)], checkpoints 
     "killed in a batch": ([("compute_loss", 3, KILL)], [2], None),
     "killed in a checkpoint": ([("_save_rng_state", 4, KILL)], [2], None),
     "killed in an evaluation": ([("_target_loss", 4, KILL)], [2], None),
-    "twice": ([("compute_loss", 2, TERM), ("_save_rng_state", 3, TERM)], [2], "stopping once a step is finished and"),
+    "twice": ([("compute_loss", 2, TERM), ("_save_rng_state", 3, TERM)], [2], "stopping once a step is saved"),
 }  # fmt: skip
 
 
@@ -237,5 +237,5 @@ cli.run_script(main)
 def test_repeat_of_the_first_signal_is_ignored():
     """torch's launcher forwards signals that its processes already got from the terminal or SLURM."""
     done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
-    stopping = "stopping once a step is finished and saved; a second signal leaves now\n"
+    stopping = "stopping once a step is saved; a second signal leaves now\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

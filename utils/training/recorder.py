@@ -56,14 +56,10 @@ class Signals:
         if self.first is None:
             self.first = time.monotonic()
             if cli.is_first_process():
-                _print("stopping once a step is finished and saved; a second signal leaves now")
+                with suppress(OSError):  # not print, which the signal may have interrupted
+                    os.write(sys.stderr.fileno(), b"stopping once a step is saved; a second signal leaves now\n")
         elif time.monotonic() - self.first > SAME_SIGNAL:
             os._exit(cli.INTERRUPTED)
-
-
-def _print(text: str) -> None:
-    with suppress(OSError):
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print
 
 
 class Recorder(TrainerCallback):
