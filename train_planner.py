@@ -81,14 +81,13 @@ def build_parser() -> cli.FlagParser:
         help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)")
 
     add = parser.add_argument_group("evaluation").add_argument
-    add("--save_steps", type=cli.positive_int, default=250, help="steps between checkpoints (%(default)s)")
-    add("--eval_steps", type=cli.positive_int,
-        help="steps between evaluations; must divide --save_steps (default: --save_steps)")
+    add("--save_steps", type=cli.positive_int, default=250,
+        help="steps between checkpoints; with --validation_addr, each is evaluated (%(default)s)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
     launch.add_run_arguments(parser)
     parser.not_a_setting("--planner_target", "the lead-in is a setting")
-    parser.not_a_setting("--save_steps --eval_steps --eval_generate", "they only say when to save and evaluate")
+    parser.not_a_setting("--eval_generate", "these plans do not choose the best checkpoint")
     # fmt: on
     return parser
 
@@ -135,12 +134,7 @@ def main(argv: list[str] | None = None) -> int:
 def with_defaults(args: cli.Arguments) -> cli.Arguments:
     """Return the flags with the defaults that depend on other flags; UserError if flags contradict each other."""
     warmup_steps = args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
-    args = args.replaced(eval_steps=args.eval_steps or args.save_steps, warmup_steps=warmup_steps)
-    if args.save_steps % args.eval_steps:
-        raise UserError(
-            f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
-            "a checkpoint would have no validation loss; give a divisor of --save_steps"
-        )
+    args = args.replaced(warmup_steps=warmup_steps)
     if args.lora_dropout >= 1:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):

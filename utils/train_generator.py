@@ -268,7 +268,6 @@ def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     return args.replaced(
         max_steps=max_steps,
         save_steps=epoch,
-        eval_steps=epoch,
         warmup_steps=int(usual.warmup * max_steps),
         schedule=usual.schedule,
     )

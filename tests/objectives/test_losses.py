@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from utils.models.base_model import NO_LOSS
 from utils.objectives.lessons import distillation_lessons
 from utils.objectives.pairs import PairTrainer
 from utils.objectives.trainers import DistillationTrainer, forward_kl, reply_logits
+from utils.training.checkpoints import Selection
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, trainer_settings
 
@@ -53,9 +53,10 @@ def trainer_of(kind, folder, tmp_path, model, examples, **flags):
     steps = {"max_steps": 1, "save_steps": 1, "warmup_steps": 0, "learning_rate": 0.0, "weight_decay": 0.0}
     steps |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_target_length": 12}
     args = args.replaced(**steps | {"gradient_checkpointing": False} | flags)
-    training = Training(args, {}, "", None, LocalChat(str(folder)), examples, [], None, None)
-    settings = trainer_settings(training, SimpleNamespace(begins_with_evaluation=False), False)
-    return kind(training, model, settings)
+    training = Training(
+        args, {}, "", Selection("eval_score", "best_score", "score"), LocalChat(str(folder)), examples, [], None, None
+    )
+    return kind(training, model, trainer_settings(training, False))
 
 
 def log_probs(model, prompt, reply):

@@ -11,8 +11,6 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
-from utils.training.checkpoints import has_mark
-
 pytestmark = pytest.mark.engine
 
 STEPS = (2, 4, 6)  # with checkpoints
@@ -28,7 +26,7 @@ def zygote(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """All flags except --output_dir."""
+    """All flags except --output_dir; an epoch has two steps of two batches, which are grouped by length."""
     folder = tmp_path_factory.mktemp("data")
     save_tiny_chat(folder / "model")
     (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
@@ -36,7 +34,8 @@ def flags(tmp_path_factory):
     return [
         "--model_addr", f"{folder}/model", "--inputs_addr", f"{folder}/train.json", "--unranked",
         "--validation_addr", f"{folder}/validation.json", "--num_contexts", "1", "--learning_rate", "1e-2",
-        "--gradient_accumulation_steps", "2", "--max_steps", "6", "--save_steps", "2", "--eval_generate", "0",
+        "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2", "--max_steps", "6",
+        "--save_steps", "2", "--eval_generate", "0",
     ]  # fmt: skip
 
 
@@ -77,7 +76,7 @@ def whole_checkpoints(output):
 
 def contents(output):
     """Return the results of a finished run, except figures that depend on the machine."""
-    state = json.loads((output / "trainer_state.json").read_text())
+    state = json.loads((output / "last/trainer_state.json").read_text())
     log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     log = [{name: value for name, value in figures.items() if name not in NOT_REPEATED} for figures in log]
     return {
@@ -116,14 +115,13 @@ MOMENTS = {  # name: ([(trainer method, after which step, signal)], checkpoints 
     ),
     "by Ctrl-C": ([("compute_loss", 4, INT)], [2, 4, 5], "stopped after step 5; checkpoint-5 is kept"),
     "in the first step": ([("compute_loss", 0, TERM)], [1], "stopped after step 1; checkpoint-1 is kept"),
-    "in a checkpoint": ([("_save_checkpoint", 2, TERM)], [2], "stopped after step 2; checkpoint-2 is kept"),
-    "in the last evaluation": ([("_target_loss", 6, TERM)], [2, 4, 6], "stopped after step 6; checkpoint-6 is kept"),
+    "in a checkpoint": ([("_save_checkpoint", 2, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
+    "in an evaluation": ([("_target_loss", 2, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept"),
+    "killed before the first checkpoint": ([("compute_loss", 1, KILL)], [], None),
     "killed in a batch": ([("compute_loss", 3, KILL)], [2], None),
     "killed in a checkpoint": ([("_save_rng_state", 4, KILL)], [2], None),
-    "killed in an evaluation": ([("_target_loss", 4, KILL)], [2, 4], None),
-    "twice": (
-        [("compute_loss", 2, TERM), ("_save_rng_state", 3, TERM)], [2], "stopped after step 3; checkpoint-2 is kept",
-    ),
+    "killed in an evaluation": ([("_target_loss", 4, KILL)], [2], None),
+    "twice": ([("compute_loss", 2, TERM), ("_save_rng_state", 3, TERM)], [2], "stopping once a step is saved"),
 }  # fmt: skip
 
 
@@ -137,56 +135,30 @@ def test_signal_keeps_finished_steps(case, flags, uninterrupted, every_step, zyg
         assert errors.splitlines()[-1].startswith(message)
     saved = whole_checkpoints(output)
     assert sorted(saved) == steps and saved.items() <= every_step.items()
-    unevaluated = [step for step in steps if has_mark(output / f"checkpoint-{step}", "unevaluated")]
-    assert unevaluated == (steps[-1:] if "evaluation" in case or case == "in a checkpoint" else [])
     if (output / "best").exists():
         assert (output / "best").readlink().name in ("checkpoint-2", "checkpoint-4")
     finish(zygote, flags, output)
     assert contents(output) == whole
 
 
-TAMPERED = {"optimizer.pt": b"no such archive", "scheduler.pt": None, "trainer_state.json": b'{"global_step": "three"}'}
-
-
-def test_damaged_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
+def test_signal_in_the_last_evaluation_lets_the_run_finish(flags, uninterrupted, zygote, tmp_path):
     output = tmp_path / "planner"
-    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 2, TERM)])
-    checkpoint = output / "checkpoint-3"
-    for name, content in TAMPERED.items():
-        before = (checkpoint / name).read_bytes()
-        (checkpoint / name).unlink()
-        if content is not None:
-            (checkpoint / name).write_bytes(content)
-        errors = finish(zygote, flags, output, code=2)
-        remedy = "  delete it, and the same command continues from the one before\n"
-        assert f"error: {checkpoint}: damaged: " in errors and errors.endswith(remedy), errors
-        (checkpoint / name).write_bytes(before)
-    shutil.rmtree(checkpoint)
-    finish(zygote, flags, output)
+    finish(zygote, flags, output, signal_itself=[("_target_loss", 6, TERM)])
     assert contents(output) == uninterrupted
 
 
-def test_checkpoint_saved_only_to_resume_is_never_the_best(flags, zygote, tmp_path):
-    """Every step is evaluated, so step 3 has a validation loss, and the signal gives it a checkpoint."""
-    outputs = {name: tmp_path / name for name in ("stopped", "whole")}
-    more = ["--eval_steps", "1"]
-    finish(zygote, flags, outputs["stopped"], *more, code=130, signal_itself=[("compute_loss", 2, TERM)])
-    assert (outputs["stopped"] / "checkpoint-3").is_dir()
-    assert (outputs["stopped"] / "best").readlink().name == "checkpoint-2"
-    for output in outputs.values():
-        finish(zygote, flags, output, *more)
-    assert contents(outputs["stopped"]) == contents(outputs["whole"])
-    assert sorted(whole_checkpoints(outputs["whole"])) == [*STEPS]
-
-
-def test_resumed_run_uses_the_new_save_steps(flags, uninterrupted, zygote, tmp_path):
-    """transformers would use the checkpoint's --save_steps, from its trainer_state.json."""
+def test_checkpoint_without_its_states_is_refused(flags, uninterrupted, zygote, tmp_path):
+    """transformers would continue from its weights with new averages or a new schedule."""
     output = tmp_path / "planner"
-    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 1, TERM)])
-    finish(zygote, flags, output, "--save_steps", "3")
-    saved = whole_checkpoints(output)
-    assert sorted(saved) == [2, 3, 6] and saved[6] == uninterrupted["adapters"][6]
-    assert [figures["step"] for figures in contents(output)["log"] if "eval_loss" in figures] == [2, 3, 6]
+    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 2, TERM)])
+    checkpoint = output / "checkpoint-3"
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (checkpoint / name).rename(tmp_path / name)
+        assert f"error: {checkpoint}: {name} is missing" in finish(zygote, flags, output, code=2)
+        (tmp_path / name).rename(checkpoint / name)
+    shutil.rmtree(checkpoint)
+    finish(zygote, flags, output)
+    assert contents(output) == uninterrupted
 
 
 SPOILED = """
@@ -203,12 +175,12 @@ PlannerTrainer.learn = spoil
 """
 
 
-def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted, zygote, tmp_path):
+def test_non_finite_gradients_end_the_run_before_a_checkpoint(flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"
     for _ in range(2):  # the same command fails again
         _, is_error, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
-        what = "step 4: the gradient norm is nan, so this step cannot train anything; checkpoint-2 is kept\n"
+        what = "step 4: the gradient norm is nan, so this step cannot train anything; checkpoints of earlier steps are"
         assert is_error and error.startswith(what)
         assert whole_checkpoints(output) == {2: whole["adapters"][2]}
     finish(zygote, flags, output)
@@ -238,7 +210,7 @@ def test_slow_run_loses_at_most_15_minutes(flags, every_step, zygote, tmp_path):
     more = ["--save_steps", "3"]
     setup = {"do": SLOW, "signal_itself": [("compute_loss", 5, KILL)]}
     errors = finish(zygote, flags, outputs["slow"], *more, code=-KILL, **setup)
-    assert re.findall(r"step (\d): saving", errors) == ["2", "3", "5"]
+    assert re.findall(r"step (\d): saved", errors) == ["2", "3", "5"]
     saved = whole_checkpoints(outputs["slow"])
     assert sorted(saved) == [3, 5] and saved.items() <= every_step.items()  # 2 is deleted once 3 is complete
     assert (outputs["slow"] / "best").readlink().name == "checkpoint-3"
@@ -253,11 +225,10 @@ from utils import cli
 from utils.training import recorder
 recorder.SAME_SIGNAL = 1000
 def main():
-    with recorder.Stopper() as stopper:
-        stopper.step, stopper.saved = 3, 2
+    with recorder.Signals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        print(stopper.has_signal, flush=True)
+        print(signals.first is not None, flush=True)
         return 0
 cli.run_script(main)
 """
@@ -266,5 +237,5 @@ cli.run_script(main)
 def test_repeat_of_the_first_signal_is_ignored():
     """torch's launcher forwards signals that its processes already got from the terminal or SLURM."""
     done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
-    stopping = "stopping after this step, with a checkpoint; a second signal leaves now\n"
+    stopping = "stopping once a step is saved; a second signal leaves now\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import re
 import shutil
 import signal
@@ -30,7 +29,6 @@ from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.local_chat import PlainText
 from utils.generation.model import Policy
 from utils.generation.requests import Passages
-from utils.training.checkpoints import Selection
 from utils.training.examples import Lesson, make_examples
 from utils.training.trainer import load_with_lora
 
@@ -271,6 +269,39 @@ def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
     assert "already finished, left alone" in learn(warm, flags)
 
 
+# Scores of the epochs, of two steps each. The run is killed once, in the fourth epoch.
+SCORED = """
+import math, os, signal
+from pathlib import Path
+from utils.objectives.trainers import EncoderDecoderTrainer
+figures, training_step = EncoderDecoderTrainer.figures, EncoderDecoderTrainer.training_step
+
+def score(self):
+    return figures(self) | {{"eval_score": [math.nan, 0.2, 0.3, 0.3, math.nan, 0.9][self.state.global_step // 2 - 1]}}
+
+def be_killed(self, *arguments, **named):
+    if self.state.global_step == 7 and not Path("{killed}").exists():
+        Path("{killed}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return training_step(self, *arguments, **named)
+
+EncoderDecoderTrainer.figures, EncoderDecoderTrainer.training_step = score, be_killed
+"""
+
+
+def test_best_and_patience_of_a_resumed_run(data, warm, tmp_path):
+    """The first of equal scores is the best; NaN never is."""
+    output, code = tmp_path / "generator", SCORED.format(killed=tmp_path / "killed")
+    flags = flags_of(data, output, patience=2, epochs=6)
+    assert warm.run("utils/train_generator.py", flags, do=code).returncode == -signal.SIGKILL
+    assert (output / "best").readlink() == (output / "last").readlink() == Path("checkpoint-6")
+    run = warm.run("utils/train_generator.py", flags, do=code)
+    assert "10 steps; best is checkpoint-6, validation rouge-1 0.3000" in run.printed, run.errors
+    assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-10"}
+    assert (output / "best").readlink() == Path("checkpoint-6")
+    assert "already finished, left alone" in learn(warm, flags)
+
+
 @pytest.mark.slow
 def test_batches_and_processes_that_share_a_step_learn_the_same(data, warm, tmp_path):
     """Up to rounding, though targets are of different length; with the evaluation that processes share."""
@@ -359,20 +390,13 @@ def test_what_could_not_be_saved_is_refused_at_once(file, change, message, dry, 
     assert len(str(error.value).splitlines()) <= 3
 
 
-@pytest.mark.parametrize("name", ["checkpoint-4", "best", "last"])
+@pytest.mark.parametrize("name", ["best", "last"])
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
-def test_what_is_in_the_way_of_a_checkpoint_is_named(name, dry, data, tmp_path):
+def test_what_is_in_the_way_of_a_link_is_named(name, dry, data, tmp_path):
     path = tmp_path / "generator" / name
     path.mkdir(parents=True) if name == "best" else (path.parent.mkdir(), path.write_text("mine"))
-    with pytest.raises(UserError, match=f"^{path}: a checkpoint will be saved here; move this"):
+    with pytest.raises(UserError, match=f"^{path}: a link to a checkpoint will be made here; move it"):
         train_generator.main([*flags_of(data, path.parent), *dry])
-
-
-def test_an_evaluation_without_a_number_is_never_the_best():
-    for higher_is_better, best in ((True, 3), (False, 2)):
-        chosen = Selection("eval_score", "best_score", "score", higher_is_better)
-        assert chosen.best_of({1: math.nan, 2: 0.1, 3: 0.2, 4: math.inf, 5: math.nan}) == best
-        assert chosen.best_of({1: math.nan}) is None
 
 
 POLICY = Policy(0.0, 1.0, 8, 0, 0, "never")

@@ -150,17 +150,11 @@ def test_defaults_match_the_paper(monkeypatch):
     described = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
     assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
-    assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
+    assert (args.save_steps, args.num_contexts, args.resume) == (250, 10, True)
     batch = "effective batch size: 1 per device x {} accumulation steps x {} = {} sequences per step"
     assert describe_batch(args, "sequences", PAPER_BATCH) == batch.format(32, "1 process", 32)
-    for flags, eval_steps, warmup_steps in (
-        (["--save_steps", 6], 6, 200),
-        (["--save_steps", 6, "--eval_steps", 2, "--max_steps", 19, "--validation_addr", "v"], 2, 1),
-        (["--max_steps", 9], 250, 0),
-        (["--warmup_steps", 0], 250, 0),
-    ):
-        args = with_defaults(parse(*flags))
-        assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
+    for flags, warmup_steps in ((["--max_steps", 19], 1), (["--max_steps", 9], 0), (["--warmup_steps", 0], 0)):
+        assert with_defaults(parse(*flags)).warmup_steps == warmup_steps
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
     assert "x 1 process = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
@@ -181,7 +175,7 @@ CHANGES = [  # flags and the settings that they change
     (["--lora_target_modules", "q_proj"], {"lora_target_modules"}),
     (["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 16], set()),  # 2 x 16 = 1 x 32
     (["--eval_generate", 0, "--log_level", "info"], set()),
-    (["--save_steps", 10, "--eval_steps", 5], set()),
+    (["--save_steps", 10], {"save_steps"}),  # the best checkpoint is one of these
     (["--no-gradient_checkpointing"], set()),
 ]
 
@@ -270,7 +264,8 @@ SETTINGS = {"script": "train_planner.py", "seed": 0, "learning_rate": 5e-5}
 def make_checkpoint(folder, step, settings=SETTINGS):
     checkpoint = folder / f"checkpoint-{step}"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "adapter_model.safetensors").write_bytes(b"weights")
+    for name in ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt"):
+        (checkpoint / name).write_bytes(b"tensors")
     write_folder_manifest(checkpoint, {"settings": settings, "step": step})
     return checkpoint
 
@@ -286,7 +281,6 @@ def make_run(folder, *steps, settings=SETTINGS):
     folder.mkdir(exist_ok=True)
     write_folder_manifest(folder, {"settings": settings})
     (folder / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
-    (folder / "trainer_state.json").write_text("{}")
     if steps:
         (folder / "best").symlink_to(f"checkpoint-{steps[0]}")
 
@@ -372,7 +366,7 @@ def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, cap
     (call,) = calls
     assert (len(call.training.examples), len(call.training.validation), call.run.checkpoint) == (2, 2, None)
     assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
-    expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model's limit
+    expected = {**settings("--max_steps", 8, "--save_steps", 4), "max_seq_length": 4096}  # the model's limit
     assert call.manifest["settings"] == expected
     assert f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500" in capsys.readouterr().out
 
@@ -412,7 +406,6 @@ def test_dry_run_describes_and_counts_what_is_left_to_train(command, files, fold
 
 REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "tracker": (["--report_to", "no such thing"], "--report_to no such thing: not installed, or unknown to transform"),
-    "eval steps": (["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),
     "dropout": (["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
     "target": (["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
     "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; give the base"),

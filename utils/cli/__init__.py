@@ -29,6 +29,7 @@ from utils.cli.errors import (
     exit_on_signal,
     is_first_process,
     is_launched,
+    num_processes,
     report_missing,
     run_script,
 )

@@ -119,6 +119,10 @@ def is_launched() -> bool:
     return all(os.environ.get(name) for name in LAUNCHED)
 
 
+def num_processes() -> int:
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else 1
+
+
 def is_first_process() -> bool:
     """Return whether this is the main process, which prints and writes; always True without a launcher."""
     return not is_launched() or os.environ["RANK"] == "0"

@@ -1,7 +1,5 @@
 """DPO on pairs of texts, by TRL's trainer; it gets our token ids, so that prompts are those of baselines.py."""
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -20,20 +18,16 @@ class PairTrainer(Resumable, DPOTrainer):
                 "prompt_ids": list(example.prompt),
                 "chosen_ids": list(example.target),
                 "rejected_ids": list(example.rejected),
+                "length": example.length,  # transformers' name for it
             }
             for example in training.examples
         ]
-        self._training = training
         config = DPOConfig(**settings, beta=training.args.beta, max_length=None)
         dataset, tokenizer = Dataset.from_list(rows), training.chat.tokenizer
         super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset  # it is tokenized
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        shutil.rmtree(Path(output_dir or self.args.output_dir, "ref"), ignore_errors=True)  # made at each start
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no model card: TRL's knows neither base model nor data; manifest.json has both."""

@@ -141,7 +141,8 @@ class ScoreTrainer(CausalTrainer):
 
     def learn(self, *run: Any) -> dict[str, Any]:
         # Here the weights are still those before the first step, because a checkpoint is read later.
-        self.train_dataset = list(zip(self._training.examples, self.log_probs(), strict=True))
+        pairs = zip(self.train_dataset, self.log_probs(), strict=True)
+        self.train_dataset = [{**row, "example": (row["example"], before)} for row, before in pairs]
         return super().learn(*run)
 
     def log_probs(self) -> list[list[float]]:

@@ -1,15 +1,12 @@
 """A training run's folder and its checkpoints: folders checkpoint-<step>, complete once they have manifest.json.
 
-An interim checkpoint serves only for resuming: it is saved on a signal, after some time without a checkpoint, or before
-an evaluation between regular checkpoints. It is never the best, and is deleted once a later checkpoint is complete. An
-unevaluated checkpoint was saved right before its evaluation; a run resumed from it begins with this evaluation.
+A regular checkpoint is saved every --save_steps and at the end, after its evaluation. An interim one serves only for
+resuming: it is saved on a signal, or after some time without a checkpoint, and deleted once a later one is complete.
 """
 
 import argparse
-import math
 import shutil
 from dataclasses import dataclass
-from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +30,10 @@ class Selection:
     patience: int | None = None  # stop after this many evaluations without a better one; None: never stop
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
-    def best_of(self, figures: dict[int, float]) -> int | None:
-        """Return the step with the best finite figure, the first of equal ones; None if no figure is finite."""
-        finite = [step for step, figure in figures.items() if math.isfinite(figure)]
-        return (max if self.higher_is_better else min)(finite, key=figures.__getitem__, default=None)
+    def is_over(self, args: Any, step: int, best_step: int | None) -> bool:
+        """Return whether a training ends at this step: it is the last one, or patience has run out."""
+        worse = (step - (best_step or 0)) // args.save_steps  # evaluations since the best, or since the start
+        return step >= args.max_steps or (self.patience is not None and worse >= self.patience)
 
     def describe_end(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
@@ -54,15 +51,6 @@ class Run:
     checkpoint: Path | None  # the last complete checkpoint, to resume from; None: start from step 0
     lock: Lock | None  # held by the first of several processes; None in the others
     replaced: list[Path]  # checkpoints of an earlier run, deleted when this run begins
-
-    @property
-    def begins_with_evaluation(self) -> bool:
-        return self.checkpoint is not None and has_mark(self.checkpoint, "unevaluated")
-
-    def is_finished(self, max_steps: int) -> bool:
-        if self.checkpoint is None or self.begins_with_evaluation:
-            return False
-        return step_of(self.checkpoint) == max_steps or has_mark(self.checkpoint, "stopped_early")
 
 
 def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
@@ -89,19 +77,17 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
         # The run may have been killed right after its newest checkpoint was complete.
         for staged in folder.rglob(f"*.{STAGED}"):
             staged.unlink(missing_ok=True)
-        link_checkpoints(folder, run.checkpoint)
+        link_checkpoints(folder, run.checkpoint, args)
     return run
 
 
 def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | None) -> Run:
     """Return the run that resumes from the last complete checkpoint, or replaces all; UserError as in `open_run`."""
     folder = Path(args.output_dir)
-    steps = [*range(args.save_steps, args.max_steps, args.save_steps), args.max_steps]
-    taken = [path for step in steps if lexists(path := folder / f"checkpoint-{step}") and not path.is_dir()]
-    taken += [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
+    taken = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
     if taken:
         raise UserError(
-            f"{taken[0]}: a checkpoint will be saved here; move this file away, or give another --output_dir"
+            f"{taken[0]}: a link to a checkpoint will be made here; move it away, or give another --output_dir"
         )
     checkpoints, manifest = find_checkpoints(folder), read_folder_manifest(folder)
     if checkpoints and manifest is None:
@@ -118,11 +104,11 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | N
     return Run(folder, complete[-1] if complete else None, lock, replaced=[])
 
 
-def link_checkpoints(folder: Path, newest: Path) -> None:
+def link_checkpoints(folder: Path, newest: Path, args: Any) -> None:
     """Point the links `best` and `last` to checkpoints, as the manifest of the newest complete checkpoint says."""
     best_step = read_folder_manifest(newest).get("best_step")
     links = {} if best_step is None else {"best": f"checkpoint-{best_step}"}
-    links |= {} if has_mark(newest, "interim") else {"last": newest.name}
+    links |= {} if is_interim(args, step_of(newest)) else {"last": newest.name}
     for name, target in links.items():
         link = folder / name
         if not (link.is_symlink() and str(link.readlink()) == target):
@@ -141,9 +127,8 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.partition("-")[2])
 
 
-def has_mark(checkpoint: Path, mark: str) -> bool:
-    """Tell whether a checkpoint's manifest has a mark: "interim", "unevaluated" or "stopped_early"."""
-    return bool((read_folder_manifest(checkpoint) or {}).get(mark))
+def is_interim(args: Any, step: int) -> bool:
+    return step % args.save_steps > 0 and step < args.max_steps
 
 
 def remove_checkpoint(checkpoint: Path) -> None:

@@ -12,18 +12,18 @@ from typing import Any
 
 from utils import cli
 from utils.benchmarks.checks import Record
-from utils.cli import UserError
+from utils.cli import UserError, num_processes
 from utils.cli.errors import counted, named
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run, refuse_unranked
+from utils.files.manifest import describe_run, read_folder_manifest, refuse_unranked
 from utils.files.writing import write_atomically
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
 from utils.models.machine import check_before_fetching, describe_disk, describe_weights
 from utils.records.datasets import Needs, read_dataset
-from utils.training.checkpoints import Run, check_run, drop_states, open_run, step_of
+from utils.training.checkpoints import STATES, Run, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
@@ -116,9 +116,13 @@ def execute(training: Training) -> int:
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the other processes then find the first one's decision
         run = open_run(args, settings)
-    if run.is_finished(args.max_steps):
+    if is_finished(training, run):
         say(f"{args.output_dir}: already finished, left alone")
     else:
+        for name in STATES[:2]:  # transformers would begin with new ones
+            if run.checkpoint is not None and not (run.checkpoint / name).is_file():
+                what = f"{name} is missing; it is deleted once a training is finished"
+                raise UserError(f"{run.checkpoint}: {what}\n  --no-resume starts over")
         check_settings(args)
         check_devices()
         check_before_fetching(args.model_addr, args.cache_dir, training.value_bytes)
@@ -136,6 +140,13 @@ def execute(training: Training) -> int:
     # might wait for other processes.
     processes.destroy_process_group()
     return 0
+
+
+def is_finished(training: Training, run: Run) -> bool:
+    if run.checkpoint is None:
+        return False
+    best_step = read_folder_manifest(run.checkpoint).get("best_step")
+    return training.selection.is_over(training.args, step_of(run.checkpoint), best_step)
 
 
 def describe(training: Training, run: Run) -> None:
@@ -160,7 +171,7 @@ def describe(training: Training, run: Run) -> None:
         "tokens": round(num_examples * sum(lengths) / len(lengths)) if lengths else None,
         "value_bytes": value_bytes,
     }
-    write_atomically(args.dry_run, json.dumps([] if run.is_finished(args.max_steps) else [row], indent=2) + "\n")
+    write_atomically(args.dry_run, json.dumps([] if is_finished(training, run) else [row], indent=2) + "\n")
 
 
 def check_settings(args: Namespace) -> None:
@@ -196,10 +207,6 @@ def say(text: str) -> None:
     """Print a text in the first process only."""
     if cli.is_first_process():
         print(text, flush=True)
-
-
-def num_processes() -> int:
-    return int(os.environ["WORLD_SIZE"]) if cli.is_launched() else 1
 
 
 def effective_batch_size(args: Namespace) -> int:

@@ -4,9 +4,9 @@ This module imports torch, transformers and peft, so commands import it only aft
 """
 
 import random
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments, set_seed
 
+from utils.cli import num_processes
+from utils.cli.progress import announce
 from utils.models import base_model, devices
 from utils.models.base_model import NO_LOSS, target_loss, write_reply
 from utils.training.checkpoints import Run
@@ -49,7 +51,7 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
         model = load_with_lora(args, source, bf16, manifest["attention"])
         modules = sorted({name.split(".")[-1] for name in model.base_model.targeted_module_names})
         trained = f"attention: {manifest['attention']}; LoRA on {', '.join(modules)}"
-    trainer = training.load_trainer()(training, model, trainer_settings(training, run, bf16))
+    trainer = training.load_trainer()(training, model, trainer_settings(training, bf16))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     return trainer.learn(
         Recorder(run, manifest, training.selection, trainer.accelerator),
@@ -70,9 +72,11 @@ def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attentio
     return get_peft_model(model, base_model.make_lora_config(args, model))
 
 
-def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]:
+def trainer_settings(training: Training, bf16: bool) -> dict[str, Any]:
     """Return the TrainingArguments that all trainings share, from their flags."""
     args, evaluates = training.args, bool(training.validation)
+    # An example that is computed alone needs no padding, and no process waits for a longer one's.
+    is_alone = args.per_device_train_batch_size == num_processes() == 1
     same_name = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
@@ -85,9 +89,11 @@ def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]
         "bf16": bf16,
         "use_cpu": not torch.cuda.is_available(),
         "data_seed": args.seed,
+        "train_sampling_strategy": "random" if is_alone else "group_by_length",
         "eval_strategy": "steps" if evaluates else "no",
-        "eval_steps": args.eval_steps if evaluates else None,
-        "eval_on_start": evaluates and run.begins_with_evaluation,
+        "eval_steps": args.save_steps if evaluates else None,
+        "metric_for_best_model": training.selection.figure if evaluates else None,
+        "greater_is_better": training.selection.higher_is_better,
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
         "logging_steps": 1,
@@ -100,8 +106,8 @@ def trainer_settings(training: Training, run: Run, bf16: bool) -> dict[str, Any]
 class TextTrainer(Resumable, Trainer):
     """Trainer with a loss on the targets only, evaluated by the score of the texts that the model writes.
 
-    Subclasses define how a batch is made (`collate`), its loss (`summed_loss`), and how texts are written
-    (`write_all`).
+    Subclasses define how a batch is made (`collate`), its loss (`summed_loss`), how texts are written (`write_all`),
+    and the description of an evaluation (`counts`).
     """
 
     # Whether `compute_loss` returns a batch's share of its step's loss: Trainer must then not divide it by the number
@@ -110,13 +116,16 @@ class TextTrainer(Resumable, Trainer):
 
     def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         self._training, self._chat = training, training.chat
+        # transformers takes the number of `input_ids` for an example's length.
+        rows = [{"input_ids": range(example.length), "example": example} for example in training.examples]
+        collate, pad = self.collate, training.chat.tokenizer.pad_token_id
         super().__init__(
             model,
             TrainingArguments(**settings),
-            train_dataset=training.examples,
+            train_dataset=rows,
             eval_dataset=training.validation or None,
             processing_class=training.chat.tokenizer,
-            data_collator=partial(self.collate, pad=training.chat.tokenizer.pad_token_id),
+            data_collator=lambda batch: collate([row["example"] for row in batch], pad),
         )
         self.model_accepts_loss_kwargs = self.returns_share
 
@@ -126,6 +135,16 @@ class TextTrainer(Resumable, Trainer):
         """Return a batch's share of the step's mean cross-entropy (nats) over all its target tokens."""
         # Trainer counts the target tokens of all processes, but gradients are averaged over processes.
         return self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        started = time.monotonic()
+        announce(f"step {self.state.global_step}: evaluating ({self.counts()})")
+        self.model.eval()
+        metrics = self.figures()
+        metrics["eval_seconds"] = round(time.monotonic() - started, 1)
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
     def figures(self) -> dict[str, float]:
         return self._training.score(self.write_texts(self._training.validation))
