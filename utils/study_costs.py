@@ -40,7 +40,7 @@ class System(NamedTuple):
 
 
 def of_paper(*methods: str, split: str = "test", posts: tuple[int, ...] = (10,)) -> list[System]:
-    """Return the systems of a study with the paper's three models, of which one is behind an API."""
+    """Return the systems of a study with the paper's three models, one of them behind an API."""
     return [System(method, split, k, asked=3, paid=1, judged=3) for method in methods for k in posts]
 
 
