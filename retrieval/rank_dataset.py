@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -48,7 +47,6 @@ from utils.cli.progress import announce_file
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings, read_manifest
 from utils.files.output import Key, MadeFile
-from utils.files.writing import write_atomically
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.loading import check_tokens
@@ -60,7 +58,6 @@ if TYPE_CHECKING:
     from retrieval.pooling import Pooling
 
 SCRIPT = "retrieval/rank_dataset.py"
-BYTES_PER_TOKEN = 4  # of English, about; --dry_run runs no tokenizer over all posts
 
 
 def build_parser() -> FlagParser:
@@ -150,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         check_embedder(args, source, task_as_read, pooling)
         count_items(args, source, settings["use_date"])
-        print_dry_run(args, source, len(keys), ranked.finished, pooling)
+        print_dry_run(args, source, len(keys), pooling)
         return 0
     kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
     if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
@@ -248,29 +245,16 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooli
                 check_tokens(ids, tokenizer, size)
 
 
-def print_dry_run(
-    args: argparse.Namespace, source: "Source", num_questions: int, is_finished: bool, pooling: "Pooling | None"
-) -> None:
-    """Print what would be ranked, and what this machine has and lacks for that.
-
-    With --dry_run FILE, also write there how much would be embedded.
-    """
+def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, pooling: "Pooling | None") -> None:
+    """Print what would be ranked, and what this machine has and lacks for that."""
     num_items = sum(source.sizes)
-    num_texts = num_items + num_questions
     items = named(num_items, source.dataset.task.item_words)
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
     if pooling:
-        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
+        print(f"up to {counted(num_items + num_questions, 'text')} to embed, cut at {pooling.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
-    if isinstance(args.dry_run, str):
-        tokens = Path(args.input_dataset_addr).stat().st_size // BYTES_PER_TOKEN
-        value_bytes = 4 if args.dtype == "float32" else 2
-        figures = {"texts": num_texts, "tokens": tokens, "value_bytes": value_bytes}
-        row = {"outputs": [args.output_dataset_addr], "unit": "texts", "model": args.model_name, **figures}
-        rows = [] if is_finished or not pooling else [row]
-        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
 def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":

@@ -120,9 +120,11 @@ def test_the_core_imports_no_extras():
     assert {name for name in core if name.startswith(EXTRAS)} == set()
 
 
-# The builder and the import make datasets in LaMP-QA's form, and some methods make training data from its fields.
+# The builder and the import make datasets in LaMP-QA's form, some methods make training data from its fields, and the
+# costs are those of its studies.
 BUILDER = (
     "utils.benchmarks.lampqa", "utils.build_dataset", "utils.building", "utils.import_dataset", "utils.methods",
+    "utils.study_costs",
 )  # fmt: skip
 
 

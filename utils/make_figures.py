@@ -1,4 +1,4 @@
-"""Draw a figure of the paper, scores by group or by two judges, best of N, or a training run, as a PNG and a PDF.
+"""Draw a figure of the paper, scores by group, best of N, or a training run, as a PNG and a PDF.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -9,14 +9,12 @@
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores.json \\
       --system "Reward model" rewards.json --output_addr best_of_n
-  python utils/make_figures.py --figure judges --agreement_addr judges.json --output_addr judges
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score as a
 percentage of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
-questions per community. groups: every system's score in each group of questions. judges: every system's mean score by
-two judges. best_of_n: the expected score of the sample that a reward model likes best of N. training: losses, rewards
-and evaluations by step.
+questions per community. groups: every system's score in each group of questions. best_of_n: the expected score of the
+sample that a reward model likes best of N. training: losses, rewards and evaluations by step.
 """
 
 import argparse
@@ -24,7 +22,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 SCRIPT = "utils/make_figures.py"
 SOURCES = {  # the input flags of each figure
     "2": ("--system",), "3": ("--system",), "4": ("--agreement_addr",), "5": ("--inputs_addr",), "16": ("--system",),
-    "groups": ("--system",), "judges": ("--agreement_addr",), "training": ("--training_dir",),
+    "groups": ("--system",), "training": ("--training_dir",),
     "best_of_n": ("--response_addr", "--score_addr", "--system"),
 }  # fmt: skip
 LARGEST_K = 9_999
@@ -84,15 +82,14 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--figure", required=True, choices=list(SOURCES),
-        help="a figure of the paper, by its number; or groups, judges, training or best_of_n")
+        help="a figure of the paper, by its number; or groups, training or best_of_n")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
         "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
         "best_of_n: a name, then the scores to choose by (--samples all); once per curve")
     add("--response_addr", metavar="FILE", help="figure best_of_n: responses with several samples per question")
     add("--score_addr", metavar="FILE", help="figure best_of_n: the judge's scores of all samples (--samples all)")
-    add("--agreement_addr", metavar="FILE",
-        help="figures 4 and judges: output of utils/compare_evaluators.py, for judges with --systems")
+    add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
     add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
@@ -145,12 +142,6 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return curves_of(args)
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
-    if args.figure == "judges":
-        content = read_compared(args.agreement_addr, RankingFile)
-        systems, pairs = content["systems"], content["pairs"]
-        if not pairs or {len(means) for pair in pairs for means in pair.means} != {len(systems)}:
-            raise UserError(f"{args.agreement_addr}: a pair of judges, or a mean, is missing; make the file again")
-        return paper_figures.rankings_figure(systems, pairs), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])
     systems, notes = read_scored(args)
     metric = systems[0].metric
@@ -222,27 +213,14 @@ class AgreementFile(TypedDict):
     evaluators: list[Evaluator]
 
 
-class RankingFile(TypedDict):
-    """The part of its output file with --systems that figure judges needs."""
-
-    systems: list[str]
-    pairs: list[paper_figures.RankingPair]
-
-
-def read_compared(path: str, form: type) -> Any:
-    """Return a part of the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
+def read_evaluators(path: str) -> list[Evaluator]:
+    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
     import msgspec  # here, so that --help needs no package
 
     try:
-        return msgspec.convert(read_json(path), form)
+        evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        systems = ", with --systems" if form is RankingFile else ""
-        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote{systems}") from None
-
-
-def read_evaluators(path: str) -> list[Evaluator]:
-    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
-    evaluators = read_compared(path, AgreementFile)["evaluators"]
+        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
     for number, evaluator in enumerate(evaluators):
         shares = [evaluator.accuracy, evaluator.mean_score, *(evaluator.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):

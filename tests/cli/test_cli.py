@@ -359,7 +359,7 @@ WITHOUT_EFFECT = [
           ("4", "--system x", "2 or 3 or 16 or groups or best_of_n"),
           ("4", "--allow_partial --unscored_as_zero --samples all --groups a=b", "2, 3, 16 or groups"),
           ("3", "--response_addr a --score_addr a", "best_of_n"),
-          ("3", "--agreement_addr a", "4 or judges"),
+          ("3", "--agreement_addr a", "4"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
 ]  # fmt: skip
 

@@ -10,9 +10,6 @@ from test_clusters import limits_of_the_logit
 from test_compare_evaluators import refusal, study  # noqa: F401
 
 from utils.benchmarks import lampqa
-from utils.make_figures import build_parser as figure_parser
-from utils.make_figures import make_figure
-from utils.tables.figure_style import render_figure
 from utils.tables.judge_trials import rank_correlations
 
 PLACES = ["rpg", "law", "parenting"]  # a community of each category, in this order by question
@@ -158,7 +155,7 @@ def test_a_judge_without_an_order_has_no_correlation():
     assert {*figures.values()} == {None}
 
 
-def test_judges_of_systems_from_files_to_a_figure(study, tmp_path):
+def test_judges_of_systems_from_files(study):
     first, second = scores_of(3)
     files = [
         [write(study, f"{name}{i}.json", scores, strategy, author=2, responses=f"answers {i}", judge=name)
@@ -179,10 +176,6 @@ def test_judges_of_systems_from_files_to_a_figure(study, tmp_path):
     assert f"- Levels and Aspects: Spearman's correlation {expected:+.4f} [" in out.replace("−", "-")
     assert "percentile bootstrap over 30 values of author with all their questions" in out
     assert f"| Level0 | {first[kept, 0].mean():.4f} | {second[kept, 0].mean():.4f} |\n" in out
-    words = ["--figure", "judges", "--agreement_addr", str(study.output), "--output_addr", str(tmp_path / "figure")]
-    figure, _ = make_figure(figure_parser().parse_args(words))
-    assert figure.axes[0].lines[0].get_xydata() == pytest.approx(np.transpose(means))
-    assert render_figure(figure, "png")
 
 
 @pytest.mark.parametrize(

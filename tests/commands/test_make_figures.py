@@ -217,7 +217,7 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     [
         ("3 TWO --by topic", "--by: has no effect except with --figure groups"),
         ("3 --system A a.json", "--system: given 1 time; figure 3 takes 2 to 6 systems"),
-        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except with --figure 4 or judges"),
+        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except with --figure 4"),
         ("4 --agreement_addr e.json --unscored_as_zero", "--unscored_as_zero: has no effect except with --figure 2, "),
         ("16 --system 4 a.json", "--system: given 1 time; figure 16 takes 2 to 9999 systems"),
         ("2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),

@@ -142,12 +142,7 @@ def test_judges(study, capsys):
         assert compare_evaluators.main([*words, "--output_addr", compared, "--overwrite"]) == 0
         printed = capsys.readouterr().out
         assert not NAN.search(printed)
-        if kind == "--systems":
-            drawn = ["--figure", "judges", "--agreement_addr", compared, "--output_addr", str(files.folder / "j")]
-            assert make_figures.main(drawn) == 0
-        else:
-            assert all(column in printed for column in columns)
-        capsys.readouterr()
+        assert kind == "--systems" or all(column in printed for column in columns)
 
 
 def test_report_and_statistics(study, capsys):

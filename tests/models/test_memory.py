@@ -57,7 +57,6 @@ def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
 def test_requests_take_whole_blocks_of_16_tokens(length, blocks):
     size = ModelSize(weights=100, heads=1, kv_heads=1, head_bytes=4)
     assert size.request_bytes(length) == blocks * 16 * 4
-    assert size.gpu_bytes(length, 0.5) == 2 * (100 + ALLOWANCE + blocks * 16 * 4)
 
 
 def test_more_gpus_than_key_value_heads():

@@ -185,19 +185,6 @@ def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatc
     assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize("ranker", ["bm25", "dense"])
-def test_a_dry_run_writes_what_is_left_to_embed(tmp_path, encoder_folder, ranker):
-    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
-    flags = ["--ranker", ranker, *(["--model_name", encoder_folder] if ranker == "dense" else [])]
-    texts = 3 + sum(len(record["profile"]) for record in make_records())
-    row = {"outputs": [str(output)], "unit": "texts", "model": str(encoder_folder), "texts": texts,
-           "tokens": source.stat().st_size // 4, "value_bytes": 4}  # fmt: skip
-    for left in ([row] if ranker == "dense" else [], []):
-        rank(source, output, *flags, "--dry_run", tmp_path / "figures.json")
-        assert json.loads((tmp_path / "figures.json").read_text()) == left
-        rank(source, output, *flags)
-
-
 def many_records(number):
     """Return questions with two posts each, none repeated."""
     return [

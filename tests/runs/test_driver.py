@@ -60,9 +60,8 @@ def test_the_script_on_the_page(outline, tmp_path, capsys):
     answers, outlines = tmp_path / "answers.json", tmp_path / "answers.json.outlines.json"
     assert [*json.loads(answers.read_text())] == [*json.loads(outlines.read_text())] == IDS
     assert outline() == [0, 0] and capsys.readouterr().out.count("already finished, left alone") == 2
-    assert outline("--dry_run", tmp_path / "rows.json") == [0, 0]
+    assert outline("--dry_run") == [0, 0]
     assert capsys.readouterr().out.count(": finished, 0 requests\n") == 2
-    assert json.loads((tmp_path / "rows.json").read_text()) == []
     # A later stage needs the pieces of a finished one: they come from the store, and its file stays.
     content, time = answers.read_bytes(), outlines.stat().st_mtime_ns
     answers.unlink()

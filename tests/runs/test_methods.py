@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest
-from utils.generation.chat import PAPER_LENGTH
+from utils.generation.chat import PAPER_LENGTH, APIChat
 from utils.generation.thinking import OPENAI_TOKENS
 from utils.runs.methods import HiddenFieldError, Method, Question
 
@@ -649,12 +650,27 @@ def test_a_dry_run_leaves_no_file_of_the_store_open(searching):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "13 of 13 answers to request\n  generator: 13 requests, " in printed
-    assert "  requests that depend on the answers to these are not counted\n" in printed
+    assert "13 of 13 answers to request\n  generator: at least 13 requests, " in printed
+    assert "  requests that depend on the answers to these are not counted\n" in printed and "retries" not in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "10 of 13 answers to request\n  generator: 10 requests, " in capsys.readouterr().out
+    assert "10 of 13 answers to request\n  generator: at least 10 requests, " in capsys.readouterr().out
+
+
+def test_a_dry_run_says_the_least_that_a_method_with_dependent_calls_takes(runs, capsys):
+    """All three figures, which a run with the same prices exceeds: the first calls have little to read and to write."""
+    runs.write(TWO_CALLS.replace("max_tokens=64", "max_tokens=1"))
+    runs.run("--price_in", 1, "--price_out", 10, "--dry_run")
+    [total] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("total: ")]
+    form = r"total: at least (\d+) requests, at least (\d+) prompt tokens, at least ([\d.]+) USD"
+    requests, tokens, dollars = map(float, re.fullmatch(form, total).groups())
+    runs.run("--price_in", 1, "--price_out", 10)
+    lengths = [APIChat("m").length(request["messages"]) for request in runs.server.requests]
+    summaries = [n for n, text in zip(lengths, runs.server.users(), strict=True) if text.startswith("Summarize")]
+    assert (requests, tokens, len(lengths)) == (len(summaries), sum(summaries), 2 * requests)
+    assert dollars == pytest.approx(tokens / 1e6, abs=1e-4)
+    assert sum(lengths) > tokens + 10 * requests  # dearer than all first prompts with their longest outputs
 
 
 # Included methods

@@ -1,6 +1,5 @@
 """train_planner.py without training: examples, settings, checkpoints in the output folder, and errors."""
 
-import itertools
 import json
 import os
 import re
@@ -22,7 +21,6 @@ from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.models.hub import identify_local_model
-from utils.training import launch as launching
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch, set_up
 
@@ -380,28 +378,12 @@ def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, cap
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
-def test_dry_run_describes_and_counts_what_is_left_to_train(command, files, folder, calls, tmp_path, capsys):
-    figures = tmp_path / "figures.json"
-
-    def rows():
-        assert train_planner.main([*command, "--dry_run", str(figures)]) == 0
-        return json.loads(figures.read_text())
-
-    (row,) = rows()
+def test_dry_run_describes_what_would_be_trained(command, files, folder, calls, capsys):
+    assert train_planner.main([*command, "--dry_run"]) == 0
     said = capsys.readouterr().out
-    described = rf"^{files[0]}: 2 questions with 10 aspects; prompts: (\d+) .* targets: (\d+)"
-    counts = re.search(described, said).groups()
+    assert re.search(rf"^{files[0]}: 2 questions with 10 aspects; prompts: \d+ .* targets: \d+", said)
     assert "= 32 sequences per step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
     assert f"\ndisk of {folder.parent}: " in said and calls == [] and not folder.exists()
-    assert row["tokens"] == 8 * sum(map(int, counts))  # a step has 2 of 32 sequences: it ends each epoch
-    names = ("outputs", "unit", "steps", "examples", "value_bytes")
-    assert [row[name] for name in names] == [[str(folder)], "examples", 8, 2 * 8, 2]
-    assert train_planner.main(command) == 0
-    make_run(folder, 4, settings=calls[0].manifest["settings"])
-    (left,) = rows()
-    assert (left["steps"], left["tokens"]) == (4, row["tokens"] / 2)
-    make_checkpoint(folder, 8, calls[0].manifest["settings"])
-    assert rows() == []
 
 
 REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
@@ -492,30 +474,3 @@ def test_plans_are_scored_by_the_share_of_the_titles_that_they_have():
     assert score_plans(TASK, None, records, dict(zip(records, plans, strict=True))) == {
         "eval_aspect_recall": 0.5, "eval_plans": 3, "eval_plans_without_an_aspect": 1,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("processes", "number", "max_steps", "done", "learnt"),
-    # Steps of 4 x 2 examples: of 21, an epoch of one process has 8, 8 and 5.
-    [(1, 21, 3, 0, 21), (1, 21, 2, 0, 16), (1, 21, 7, 0, 50), (1, 21, 7, 3, 29), (1, 21, 7, 7, 0), (1, 5, 3, 0, 15),
-     (1, 16, 4, 0, 32), (2, 21, 2, 0, 24), (2, 21, 1, 0, 16), (2, 5, 3, 0, 24)],
-)  # fmt: skip
-def test_a_dry_run_counts_the_examples_of_the_steps(monkeypatch, processes, number, max_steps, done, learnt):
-    """As transformers' Trainer takes them: an epoch has each example once, on several devices in full batches."""
-    args = SimpleNamespace(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=max_steps)
-    monkeypatch.setattr(launching, "num_processes", lambda: processes)
-    assert launching.count_learnt(args, number, done) == learnt
-    epochs = itertools.cycle(range(launching.steps_per_epoch(args, number)))
-    batches = batches_of(number, 4, processes)
-    sizes = [sum(batches[step * 2 : step * 2 + 2]) for step in itertools.islice(epochs, max_steps)]
-    assert sum(sizes[done:]) == learnt
-
-
-def batches_of(number, size, processes):
-    """The examples of each batch of an epoch over all processes, as accelerate shares them among several."""
-    from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler
-
-    whole = BatchSampler(range(number), size, drop_last=False)
-    shards = [BatchSamplerShard(whole, processes, rank) for rank in range(processes)] if processes > 1 else [whole]
-    return [sum(map(len, at_once)) for at_once in zip(*shards, strict=True)]

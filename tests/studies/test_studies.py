@@ -5,24 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
-from api_server import Reply, count_tokens, default_reply, serve, text_of
-from hollow_models import save_hollow_qwen
+from api_server import Reply, default_reply, serve, text_of
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
-from utils import download_datasets, draw_questions
+from utils import download_datasets, draw_questions, study_costs
 from utils.benchmarks.lampqa import COMMUNITIES
 from utils.cli import UserError
 from utils.files.manifest import refuse_unranked
 from utils.generation.chat import APIChat
 from utils.records.datasets import read_dataset
-from utils.study_costs import with_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/studies"
@@ -266,7 +265,7 @@ def test_a_study_with_a_method_of_ones_own_ends_with_its_table(small, server, tm
     assert done.stdout.endswith(f"\n\n{path.read_text().rstrip()}\n{path}\n")
     assert re.findall(r"^\| \**([^|*]+?)\** \|", path.read_text(), re.MULTILINE)[1:] == ["No personalization", "mine"]
     printed = study("table2", DRY_RUN=1, **own).stdout
-    assert str(path) not in printed.rpartition("total")[2]
+    assert str(path) not in printed.rpartition("counted: ")[2]
 
 
 @pytest.mark.parametrize("name", ["table2", "lamp", "offline_rl"])
@@ -329,112 +328,96 @@ def usable_reply(request):
     return Reply(text.replace("Answer ", f"{filled} ") if "personalized_answer" in text else text)
 
 
-def cells(stdout):
-    """Return the rows of a dry run's table, and the sums, by step; without what a step waits for."""
-    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +total .*\n)", stdout, re.MULTILINE)
-    rows = [re.split(r" {2,}", line.strip()) for line in lines.splitlines()]
-    return {row[0 if row[0] == "total" else 1]: row[-7:] for row in rows}
+def total_of(stdout):
+    """Return a dry run's sums: requests, prompt tokens, dollars, and how many steps wait."""
+    [line] = re.findall(r"^counted: .*", stdout, re.MULTILINE)
+    form = r"counted: (\d+) requests, (\d+) prompt tokens(?:, (.+) to (.+) USD without retries)?(?:; .*: (\d+))?"
+    return [float(number or 0) for number in re.fullmatch(form, line).groups()]
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_path):
-    """Before anything exists. Both sides count tokens as the scripts do for a model without a known tokenizer."""
+def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
+    """As far as inputs are made. Both sides count tokens as the scripts do for a model without a known tokenizer."""
     save_tiny_chat(tmp_path / "chat")
     server.reply = usable_reply
-    prices = {"ANSWER_FLAGS": "--price_in 1 --price_out 1000"}
-    done = study("table2", DRY_RUN=1, **small | prices)
+    small |= {"ANSWER_FLAGS": "--price_in 1 --price_out 1000"}
+    done = study("table2", DRY_RUN=1, **small)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out").exists() and server.requests == []
     assert len(re.findall(r"^\$ ", done.stdout, re.MULTILINE)) == 4 + 1 + 4 + 1 + 1
-    assert f"waits for: ranked/{SOCIETY}_test; counted with {tmp_path}/data/{SOCIETY}_test.json\n" in done.stdout
+    assert f"waits for planner/{SOCIETY}, ranked/{SOCIETY}_test: not counted\n" in done.stdout
     assert "no such file" not in done.stderr
-    table = cells(done.stdout)
-    prompts, tokens, written, verdicts, usd, *_ = (float(cell.replace(",", "")) for cell in table["total"][:5])
-    assert (prompts, written) == (5 * 4 + verdicts, 4 * 4 * 400 + 4 * 50 + 15 * verdicts)
-    answers = sum(float(table[f"tiny/test/{SOCIETY}/{name}"][4]) for name in ("none", "rag", "rag_random", "planpers"))
-    assert usd == pytest.approx(answers, abs=1e-3) and usd == pytest.approx(16 * 400 / 1000, abs=0.1)
+    first = total_of(done.stdout)
+    assert (first[0], first[-1]) == (4, 5)  # without a profile; not the planner, three other methods and the judge
 
-    done = study("table2", **small | prices)
-    assert done.returncode == 0, done.stderr
-    judged = [request for request in server.requests if "match_score" in text_of(request["messages"][0])]
-    assert (len(server.requests), len(judged)) == (prompts, verdicts)
-    sent = sum(APIChat("tiny").length(request["messages"]) for request in server.requests)
-    assert tokens == pytest.approx(sent, rel=0.15)
-    paths = tmp_path.glob("out/tiny/**/*.json.manifest.json")
-    manifests = {path.name: json.loads(path.read_text()) for path in paths}
-    assert sum(made["pieces"] for made in manifests.values()) == prompts
-    assert sum(made["pieces"] for name, made in manifests.items() if "_scores" in name) == verdicts
-    counted = sum(count_tokens(text_of(message)) for request in server.requests for message in request["messages"])
-    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == counted
+    def run(**more):
+        """Run the study, and return the prompt tokens of each answer and plan."""
+        before = len(server.requests)
+        done = study("table2", **small | more)
+        assert done.returncode == 0, done.stderr
+        asked = [request["messages"] for request in server.requests[before:]]
+        asked = [messages for messages in asked if "match_score" not in text_of(messages[0])]
+        return list(map(APIChat("tiny").length, asked))
 
-    done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
-    assert done.returncode == 0 and cells(done.stdout) == {"total": ["0", "0", "0", "0", "-", "-", "-"]}
+    assert first[1] == sum(run(METHODS="none"))
+    assert first[2:4] == pytest.approx([first[1] / 1e6, first[1] / 1e6 + 4 * 2048 * 1000 / 1e6], abs=1e-4)
+    run()
 
     # The table is made, and the same command makes nothing again.
     table = (tmp_path / "out/tiny/test/table2.md").read_text()
     rows = [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:6]]
     assert rows == ["| No personalization", "| RAG (random profile)", "| RAG (asker's profile)", "| PlanPers"]
     before, requests = outputs(tmp_path / "out"), len(server.requests)
-    again = study("table2", **small | prices)
+    again = study("table2", **small)
     assert again.returncode == 0, again.stderr
     # Rankings, the planner, plans, answers and scores.
     assert again.stdout.count("already finished, left alone") == 4 + 1 + 1 + 4 + 4
     assert len(server.requests) == requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/tiny/test/table2.md").read_text() == table
 
-
-def test_inputs_that_do_not_exist_yet_have_stand_ins(tmp_path, capsys):
-    """Also a checkpoint, a sample in a folder, and a model with a name; not what exists, and not an output."""
-    out = f"{tmp_path}/lr=1"
-    made = {"ranked.json": "data.json", "policy": "base", "samples": "one.json", "scores.json": None, "here.json": "x"}
-    made = {f"{out}/{name}": [f"step {name}", stand_in] for name, stand_in in made.items()}
-    os.mkdir(out)
-    Path(out, "here.json").write_text("{}")
-
-    def replaced(text):
-        words, is_whole = with_stand_ins(text.replace("OUT", out).split(), made, is_silent=False)
-        return " ".join(words).replace(out, "OUT"), is_whole
-
-    text = "baselines.py --model feedback=OUT/policy/last --model_addr OUT/policy/best --inputs_addr OUT/ranked.json"
-    assert replaced(text) == (
-        "baselines.py --model feedback=base --model_addr base --inputs_addr data.json --unranked", True
-    )  # fmt: skip
-    notes = "waits for: step policy; counted with base\nwaits for: step ranked.json; counted with data.json\n"
-    assert capsys.readouterr().out == notes
-    text = "--response_addr {} OUT/here.json --score_addr OUT/scores.json"
-    assert replaced(text.format("OUT/samples/sample_0.json")) == (text.format("one.json"), True)
-    assert replaced("--target_addr OUT/scores.json")[1] is False
+    # With another seed: plans and answers, for which everything is made, and the judge, who waits for them.
+    second = total_of(study("table2", DRY_RUN=1, SEEDS="0 1", **small).stdout)
+    assert (second[0], second[-1]) == (4 * 4 + 4, 1)
+    lengths = run(SEEDS="0 1")
+    assert len(lengths) == second[0] and second[1] == pytest.approx(sum(lengths), rel=0.02)  # plans of five aspects
 
 
-def test_hours_and_memory_are_those_of_the_docs(tmp_path):
-    """Of the whole test set with Qwen 2.5 7B, and of its judge with 32B, both without their weights."""
-    rows = [
-        {"unit": "answers", "requests": 2751, "prompt_tokens": 5_600_000, "most_output_tokens": 2751 * 2048},
-        {"unit": "plans", "requests": 2751, "prompt_tokens": 5_300_000, "most_output_tokens": 2751 * 512},
-        {"unit": "verdicts", "requests": 13_300, "prompt_tokens": 13_800_000, "most_output_tokens": 13_300 * 512},
-        {"unit": "examples", "tokens": 120_000_000, "value_bytes": 2},
-    ]
-    for size in ("7B", "32B"):
-        (tmp_path / size).mkdir()
-        save_hollow_qwen(tmp_path / size, size)
-    steps = {}
-    for row in rows:
-        model = str(tmp_path / ("32B" if row["unit"] == "verdicts" else "7B"))
-        row |= {"model": model, "is_local": True, "max_model_len": 8192, "cost_usd": None}
-        steps[row["unit"]] = {"waits": [], "flags": {}, "rows": [row], "is_unknown": False}
-    (tmp_path / "study.json").write_text(json.dumps({"steps": steps, "made": {}}))
-    command = [sys.executable, "utils/study_costs.py", "--folder", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    table = cells(done.stdout)
-    estimates = {unit: (float(row[-2].rstrip("+")), float(row[-1])) for unit, row in table.items()}
-    documented = {"answers": 15 / 60, "plans": 9 / 60, "verdicts": 27 / 60, "examples": 12}
-    for unit, hours in documented.items():
-        assert estimates[unit][1] == pytest.approx(hours, rel=0.1), unit
-    gib = 2**30 / 1e9
-    assert estimates["answers"][0] == pytest.approx((15.2 + 3 * gib + 8192 * 56 / 2**20 * gib) / 0.9, abs=0.2)
-    assert estimates["verdicts"][0] == pytest.approx((65.5 + 3 * gib + 8192 * 256 / 2**20 * gib) / 0.9, abs=0.5)
-    assert estimates["total"][1] == pytest.approx(sum(estimates[unit][1] for unit in documented), abs=0.02)
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_table_of_the_docs_counts_what_the_commands_ask(commands_of, tmp_path, name):
+    """Per question of each split: how often it is answered, with how many posts, and how often that is judged."""
+    if f"{name}.sh" not in study_costs.STUDIES:
+        assert name in ("beyond", "rl", "lamp", "lamp_flant5", "longlamp")
+        return
+    asked, judged = Counter(), Counter()
+    for script, args in map(parse, commands_of(name)):
+        split = re.search(r"_(train|validation|test)[_.]", str(args.get("inputs_addr")))
+        if script in ("baselines.py", "planpers.py") and "/plain" not in args["output_addr"][0]:
+            asked[split[1]] += args["num_generated_outputs"] / 3
+        elif script == "evaluate_responses.py":
+            judged[split[1]] += len(args["score_addr"]) / 3
+    systems = study_costs.STUDIES[f"{name}.sh"]
+    of_round = {"train": 24_333 / 3000} if name in ("pr2", "iap", "planner_rl") else {}
+    for counted, field in ((asked, "asked"), (judged, "judged")):
+        told = Counter()
+        for system in systems:
+            told[system.split] += getattr(system, field) * of_round.get(system.split, 1)
+        if field == "asked" and name in ("vac", "pr2", "iap"):  # their answers take several calls
+            told["train"] = counted["train"]
+        assert dict(told) == pytest.approx(dict(counted)), field
+
+
+def test_the_table_of_the_docs_by_hand():
+    printed = subprocess.run([sys.executable, "utils/study_costs.py"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert printed in (ROOT / "docs/studies_and_slurm.md").read_text()
+    verdicts = 767 * 4.6 + 989 * 5.1 + 1074 * 4.8
+    assert "| `figure3.sh` | 35,900 | 27,500 |" in printed and 3 * 2830 + 2 * verdicts == pytest.approx(35_944.6)
+    requests, judged, _, written, _ = study_costs.cost_of(study_costs.System("planpers"))
+    assert (requests, judged) == pytest.approx((2 * 2830 + verdicts, verdicts))
+    assert written == pytest.approx(2830 * 450 + 15 * verdicts)
+    none = study_costs.cost_of(study_costs.System("none", paid=1, judged=0))
+    words = len((ROOT / "prompts/lampqa/no_personalization.txt").read_text().split())
+    tokens = (767 * (words + 10) + 989 * (words + 11.6) + 1074 * (words + 12.9)) * 4 / 3
+    assert none == pytest.approx((2830, 0, tokens, 2830 * 400, (tokens * 0.15 + 2830 * 400 * 0.6) / 1e6))
 
 
 @pytest.mark.slow
@@ -510,7 +493,7 @@ def test_a_dry_run_submits_nothing_and_hides_passwords(commands_of, tmp_path):
     done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, **flags)
     assert done.returncode == 2  # there are no data
     assert done.stdout.count("$ sbatch --parsable ") == COUNTS["figure3"]
-    assert len(cells(done.stdout)) == COUNTS["figure3"] - 2 + 1  # no figures, and the sums
+    assert done.stdout.endswith("\ncounted: 0 requests, 0 prompt tokens; steps that wait for others, not counted: 12\n")
     assert "http://127.0.0.1:1/v1" in done.stdout and "cret" not in done.stdout
     assert not (tmp_path / "out").exists()
 
@@ -627,38 +610,20 @@ def trained(small, tmp_path):
     }  # fmt: skip
 
 
-def test_a_dry_run_says_what_a_method_after_planpers_costs(trained, tmp_path):
-    """Its trained models are counted by their base models, and its selected answers by texts of 400 tokens."""
-    done = study("vac", DRY_RUN=1, N=8, ROUNDS=1, LIMIT=3, **trained | {"LEARN_FLAGS": "--max_target_length 1000"})
-    assert done.returncode == 0, done.stderr
-    records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:3]
-    aspects = sum(len(record["rubric_aspects"]) for record in records)
-    note = f"vac on {tmp_path}/data/{SOCIETY}_train.json: up to {3 * (2 * 8 + 3)} answers and {8 * aspects} verdicts"
-    assert note in done.stdout
-    assert not (tmp_path / "out").exists()
-    table, folder = cells(done.stdout), f"chat/train/{SOCIETY}/vac/round_1"
-    requests = {name.removeprefix(f"{folder}/"): row[0] for name, row in table.items() if folder in name}
-    assert requests == {
-        "samples": ">=24", "samples_scores": str(8 * aspects), "feedback": "-", "revisions": ">=3", "policy": "-",
-        "validation": "3", "validation_scores": requests["validation_scores"],
-    }  # fmt: skip
-    assert table[f"chat/test/{SOCIETY}/vac"][0] == "4" and "?" not in {cell for row in table.values() for cell in row}
-
-
-@pytest.mark.parametrize(("name", "answers", "requests"), [("iap", 3 + 1, ">=6"), ("planner_rl", 2 * 3, "12")])
-def test_a_dry_run_counts_a_round_of_reinforcement_learning(trained, tmp_path, name, answers, requests):
-    """All but the training, whose texts do not exist yet."""
-    done = study(name, DRY_RUN=1, N=3, ROUNDS=1, QUESTIONS=2, **trained)
+def test_a_dry_run_names_the_steps_that_make_what_is_missing(trained, tmp_path):
+    """A trained model in its folder, samples and the trace of their calls too; what a step makes is not missing."""
+    done = study("planner_rl", DRY_RUN=1, N=3, ROUNDS=1, **trained)
     assert done.returncode == 0 and "error" not in done.stderr, done.stderr
-    records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:2]
-    verdicts = 3 * sum(len(record["rubric_aspects"]) for record in records)
-    assert f"{SOCIETY}_train.json: up to {2 * answers} answers and {verdicts} verdicts" in done.stdout
     assert not (tmp_path / "out").exists()
-    table, folder = cells(done.stdout), f"chat/train/{SOCIETY}/{name}/round_1"
-    of_round = {step.removeprefix(f"{folder}/"): row[0] for step, row in table.items() if folder in step}
-    assert of_round["samples"] == requests and of_round["samples_scores"] == str(verdicts)
-    assert of_round.get("plain") == ("2" if name == "iap" else None)
-    assert [step for step, row in table.items() if "?" in row] == [f"{folder}/policy"]
+    blocks = [block.split("\n") for block in done.stdout.split("\n# ")[1:]]
+    waits = {name.partition(", after")[0]: last for name, _, last, *_ in blocks}
+    folder = f"chat/train/{SOCIETY}/planner_rl"
+    assert waits[f"ranked/{SOCIETY}_train"].startswith("4 questions with ")
+    name, drawn = f"{folder}/round_1/samples", f"ranked/{SOCIETY}_train_round_1"
+    assert waits[name] == f"waits for planner/{SOCIETY}, {drawn}: not counted"
+    scores = ", ".join(f"{name}{end}" for end in ("", "_scores"))
+    assert waits[f"{folder}/round_1/policy"] == f"waits for planner/{SOCIETY}, {drawn}, {scores}: not counted"
+    assert waits[f"chat/test/{SOCIETY}/planner_rl"] == f"waits for {folder}/best, ranked/{SOCIETY}_test: not counted"
 
 
 def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
@@ -666,9 +631,7 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
     assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
-    table = cells(done.stdout)
-    assert table.pop("total") == ["0", "0", "0", "0", "-", "-", "-"] and {*map(tuple, table.values())} == {("?",) * 7}
-    assert f"The sums leave out {len(table)} steps that could not be counted (?)" in done.stdout
+    assert total_of(done.stdout)[:4] == [0, 0, 0, 0]
 
 
 @pytest.mark.engine

@@ -208,8 +208,7 @@ def add_unranked_argument(parser: FlagParser) -> None:
 
 def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, does: str) -> None:
     parser.not_a_setting("--dry_run", "it writes no output")
-    group.add_argument("--dry_run", nargs="?", const=True, default=False, metavar="FILE",
-        help=f"{does}; with FILE, write the figures there as JSON too (off)")
+    group.add_argument("--dry_run", action="store_true", help=f"{does} (off)")
 
 
 def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:

@@ -68,10 +68,6 @@ class ModelSize(NamedTuple):
         """Return the bytes that are in use on each GPU without KV cache: weights, and `ALLOWANCE`."""
         return -(-self.weights // num_gpus) + ALLOWANCE
 
-    def gpu_bytes(self, length: int, utilization: float, num_gpus: int = 1) -> float:
-        """Return the bytes of memory that each GPU must have for a request of `length` tokens (prompt and output)."""
-        return (self.loaded_bytes(num_gpus) + self.request_bytes(length, num_gpus)) / utilization
-
 
 class Loaded(NamedTuple):
     """A model that vLLM would load. Both lengths are tokens of prompt and output together."""
@@ -260,7 +256,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     if size.heads % num_gpus:
         raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
     loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)
-    needed, token_bytes = size.gpu_bytes(length, utilization, num_gpus), size.token_bytes(num_gpus)
+    needed, token_bytes = (loaded + request) / utilization, size.token_bytes(num_gpus)
     lines = [
         f"{name}: needs {count} GPU{'s' * (count > 1)} of {needed / GB:.1f} GB at --gpu_memory_utilization "
         f"{utilization:g}: {(loaded - ALLOWANCE) / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself "

@@ -1,11 +1,9 @@
 """--dry_run: a run without engines counts the completions that the store lacks and the command would pay for."""
 
-import json
 from collections.abc import Sequence
 
 from utils.cli import Arguments
 from utils.cli.errors import counted, named, printable
-from utils.files.writing import write_atomically
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.runs.stage import Stage
 from utils.runs.tally import Lacking, Tally
@@ -19,11 +17,12 @@ NUM_IDS = 5  # how many ids of questions with too long prompts are printed
 
 
 def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: Arguments) -> None:
-    """Print what stages would still request; with --dry_run FILE, write it also to that file.
+    """Print what stages would still request; `tallies` are those of the stages that would run.
 
-    `tallies` are those of the stages that would run.
+    utils/studies/steps.sh adds up the line with the total: requests, prompt tokens, and if there are prices, US dollars
+    for the prompts alone and with the longest outputs. If later requests depend on answers, it has the least of each.
     """
-    rows, tally_of = [], {tally.stage: tally for tally in tallies}
+    tally_of = {tally.stage: tally for tally in tallies}
     for stage in stages:
         names, after = ", ".join(file.path for file in stage.files), tally_of.get(stage.after)
         if stage not in tally_of:
@@ -32,17 +31,17 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
             print(f"{names}: not counted, because {stage.after.files[0].path} is not complete")
         else:
             describe_tally(tally_of[stage], names)
-            rows += tally_of[stage].rows()
             if after is not None and after.left and stage.after.files[0].stand_in_note:
                 print(f"  {stage.after.files[0].stand_in_note}")
-    costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
-    tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
-    is_open = any(tally.left is None or (tally.left and tally.stage.many_calls) for tally in tallies)
-    more = ", and more for requests that depend on answers" if is_open else ""
-    print(f"total: {counted(sum(row['requests'] for row in rows), 'request')}, {tokens} prompt tokens{most}{more}")
+    lacking = [requests for tally in tallies for requests in tally.lacking.values()]
+    lengths = [length for requests in lacking for length in requests.lengths]
+    least = "at least " if any(tally.left is None or tally.is_open for tally in tallies) else ""
+    total = f"total: {least}{counted(len(lengths), 'request')}, {least}{sum(lengths)} prompt tokens"
+    if costs := [cost for requests in lacking if (cost := requests.cost()) is not None]:
+        prompts, most = map(sum, zip(*costs, strict=True))
+        total += f", {least}{prompts:.4f} USD" if least else f", {prompts:.4f} to {most:.4f} USD without retries"
+    print(total)
     describe_machine(args, tallies, stages[0].files[0].path)
-    if isinstance(args.dry_run, str):
-        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
 def describe_tally(tally: Tally, names: str) -> None:
@@ -50,7 +49,7 @@ def describe_tally(tally: Tally, names: str) -> None:
     stage, lacking = tally.stage, tally.lacking.values()
     print(f"{names}: {len(tally.left)} of {counted(tally.total, stage.files[0].noun)} to request")
     for role, requests in tally.lacking.items():
-        print(requests.describe(role))
+        print(requests.describe(role, "at least " if tally.is_open else ""))
     if tally.lacking_searches:
         queries = counted(tally.lacking_searches, "query")
         print(f"  search: {queries} to embed with the encoder; requests after them are not counted")
@@ -60,7 +59,7 @@ def describe_tally(tally: Tally, names: str) -> None:
     unsent = [key for (_, key), pairs in tally.calls.items() for _, record in pairs if "attempts" not in record]
     if too_long := [str(question_id) for question_id, *_ in unsent]:
         print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
-    if stage.many_calls and tally.left:
+    if tally.is_open:
         print("  requests that depend on the answers to these are not counted")
 
 

@@ -56,27 +56,11 @@ class Lacking:
         prompts = sum(self.lengths) * prices.input / 1e6
         return prompts, prompts + self.most_tokens * prices.output / 1e6
 
-    def row(self, role: str, unit: str, paths: list[str]) -> dict[str, Any]:
-        """Return the figures for the file of --dry_run FILE."""
-        cost = self.cost()
-        return {
-            "outputs": paths,
-            "unit": unit,
-            "role": role,
-            "model": self.model.addr,
-            "is_local": self.model.is_local,
-            "requests": len(self.lengths),
-            "prompt_tokens": sum(self.lengths),
-            "longest_prompt": max(self.lengths, default=0),
-            "most_output_tokens": self.most_tokens,
-            "options": self.num_options,
-            "max_model_len": self.length,
-            "cost_usd": cost and {"prompts": cost[0], "most": cost[1]},
-        }
-
-    def describe(self, role: str) -> str:
+    def describe(self, role: str, least: str) -> str:
+        """Return a line on the requests; `least` is "at least " if the model is asked more, by what it answers."""
         number, longest = len(self.lengths), max(self.lengths, default=0)
-        text = f"  {role}: {counted(number, 'request')}, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
+        text = f"  {role}: {least}{counted(number, 'request')}, {least}{sum(self.lengths)} prompt tokens"
+        text += f" ({self.model.chat.counter})"
         if not number:
             return text
         text += f", longest prompt {longest}"
@@ -84,11 +68,12 @@ class Lacking:
             return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
         if not self.most_tokens:
             return f"{text}; {counted(number, 'dialogue')} to score, no text is generated"
-        most = round(self.most_tokens / number)
-        text += f"; at most {most} tokens per output, {counted(self.most_requests, 'request')} with retries"
+        text += f"; at most {round(self.most_tokens / number)} tokens per output"
+        text += "" if least else f", {counted(self.most_requests, 'request')} with retries"
         if (cost := self.cost()) is not None:
-            text += f"\n    {cost[0]:.4f} USD for the prompts, at most {cost[1]:.4f} with the outputs"
-            text += f", {cost[1] * self.most_requests / number:.4f} with retries"
+            text += f"\n    {least}{cost[0]:.4f} USD for the prompts"
+            with_retries = cost[1] * self.most_requests / number
+            text += "" if least else f", at most {cost[1]:.4f} with the outputs, {with_retries:.4f} with retries"
         return text
 
 
@@ -150,6 +135,11 @@ class Tally:
             self._traces = {file: Trace(file) for file in self.made if not file.is_shard}
 
     @property
+    def is_open(self) -> bool:
+        """Whether requests that are not counted may follow the lacking ones, by what these answer (--dry_run)."""
+        return bool(self.left) and self.stage.many_calls
+
+    @property
     def is_traced(self) -> bool:
         return bool(self._traces)
 
@@ -192,11 +182,6 @@ class Tally:
                 line = {"model": model.addr, "identity": model.identity, "described": model.completions.store.described}
                 line |= {name: getattr(model.flags, name) for name in REACHED_BY}
                 self.noted[lack.key] = line | {**lack._asdict(), "sampling": vars(lack.sampling)}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of each role's requests for the file of --dry_run FILE."""
-        paths = [file.path for file in self.stage.files]
-        return [lacking.row(role, self.stage.unit, paths) for role, lacking in self.lacking.items()]
 
     def _counts(self, shared: int | None) -> bool:
         """Return whether to count a call: it is not shared, or it has not been counted for another record."""

@@ -2,6 +2,6 @@
 # All methods after PlanPers in one table, with PlanPers and what it was compared with. The last row is an upper bound: the
 # judge that scores the answers also chose them. What each method sees is noted below the table.
 #
-#   DRY_RUN=1 LIMIT=1000 STRATEGY=direct bash utils/studies/beyond.sh   # what it would cost
+#   LIMIT=1000 STRATEGY=direct bash utils/studies/beyond.sh   # cheaper
 source utils/studies/beyond_steps.sh || exit 2 # not in the root of the repository
 compare beyond none rag planpers best_of_n pathways offline_rl vac grasp pr2 iap planner_rl rubric_best

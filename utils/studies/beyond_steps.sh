@@ -65,28 +65,6 @@ train_once() {
     [ -n "${jobs[planner/$category]-}" ] || train
 }
 
-cost() { # METHOD ANSWERS JUDGED ROUNDS: of the training, per question and round; only in a dry run
-    [ -n "${DRY_RUN-}" ] || return 0
-    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END' || mistakes=1
-import sys
-from utils import cli
-from utils.records.datasets import read_dataset
-def main():
-    path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
-    needs = ["profile", "rubric_aspects"] if strategy == "aspect" else ["profile"]
-    records = read_dataset(path, needs)[: int(limit) or None]
-    per_answer = sum(len(record["rubric_aspects"]) if strategy == "aspect" else 1 for record in records)
-    verdicts = int(rounds) * int(judged) * per_answer
-    answers = int(rounds) * int(answers) * len(records)
-    posts = sum(len(post["text"]) for record in records for post in record["profile"][:10]) / 4 / len(records)
-    tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
-    print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
-          f"about {float(f'{tokens:.2g}'):,.0f} tokens of prompts (a guess)")
-    return 0
-cli.run_script(main)
-END
-}
-
 sample() { # NAME "WAITS" SAMPLES SCRIPT FLAGS...: answers to the questions of $from
     engine
     GPUS=$gpus step "$1" "ranked/${category}_$from $2" python "${@:4}" --num_generated_outputs "$3" \
@@ -134,7 +112,6 @@ select_round() { # METHOD'S FOLDER: link the best policy
 
 offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo learns pairs of the best and the worst
     local folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled models=() scores=() waits=() pairs=()
-    cost "$1" "$N" "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round sampled=$folder/round_$round/samples
         [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # of the model that both begin with
@@ -151,7 +128,6 @@ offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo lear
 vac() { # a feedback model, which sees the narrative, and the policy are trained by turns
     local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name models=() scores=() waits=()
     local method=(baselines.py --method vac --show_fields narrative --set feedback=feedback)
-    cost vac $((2 * N + 3)) "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round
         sample "$name/samples" "$before" "$N" "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
@@ -168,7 +144,6 @@ vac() { # a feedback model, which sees the narrative, and the policy are trained
 
 grasp() { # distill a teacher that sees the rubric, on questions that it answers well
     local name=${model##*/}/train/$category/grasp/round_1 models=() scores=() waits=()
-    cost grasp 1 1 1
     sample "$name/teacher" "" 1 baselines.py --method teacher --show_fields rubric_aspects --model_addr "$model" \
         --temperature 0.1 --max_tokens 1024
     choose "$name/teacher" --min_score "${TAU-0.6}"
@@ -179,14 +154,12 @@ grasp() { # distill a teacher that sees the rubric, on questions that it answers
 
 pr2() { # the policy decides what to search; the first sample of each question answers without a search
     local sampling=(--set bare=first --temperature 1 --top_p 0.95) learning=(--advantage pr2)
-    LIMIT=$QUESTIONS cost pr2 $((5 * N - 4)) "$N" "$ROUNDS"
     reinforce pr2 "$model"
 }
 
 iap() { # the policy writes the intent before the answer, and is to answer otherwise than the untrained model
     local sampling=(--temperature 0.8 --top_p 0.95 --max_tokens 1024) learning=(--kl 0.01)
     local reward=(--contrast -0.1 --length -0.01 --length_note intent --length_over 200)
-    LIMIT=$QUESTIONS cost iap $((N + 1)) "$N" "$ROUNDS"
     reinforce iap "$model"
 }
 
@@ -204,7 +177,6 @@ combine() { # ROUND'S FOLDER: rewards of the scores and the terms in `reward` ta
 planner_rl() { # the planner learns from the scores of the answers; the generator stays as it is
     local sampling=(--temperature 1) learning=(--role planner) calls=samples.json.plans.json
     train_once
-    LIMIT=$QUESTIONS cost planner_rl $((2 * N)) "$N" "$ROUNDS"
     reinforce planner_rl "$OUT/planner/$category/best" "planner/$category"
 }
 

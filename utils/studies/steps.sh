@@ -6,7 +6,8 @@
 #
 # A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
 # resumes it. From the environment:
-#   DRY_RUN=1                   run each command with --dry_run, continue if it finds a mistake, and end with a table
+#   DRY_RUN=1                   run each command with --dry_run, unless what it reads is still to be made; continue if it
+#                               finds a mistake, and end with the sum of what was counted
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
@@ -18,19 +19,37 @@ GPUS=${GPUS:-1} OUT=${OUT%/}
 declare -A jobs=() # SLURM's job of each step, by name
 declare -A own=()  # the file of each method of one's own, by name
 tables=()          # files that the study ends with
-mistakes=0 counted='' # the folder of a dry run's figures
-[ -z "${DRY_RUN-}" ] || counted=$(mktemp -d)
+declare -A makers=() # in a dry run, the step that makes each file or folder
+makes='--output_dataset_addr --output_dir --link_addr --output_addr --worst_addr --score_addr'
+mistakes=0 waiting=0 counted='' # steps that a dry run does not count, and the file of what the others print
+[ -z "${DRY_RUN-}" ] || counted=$(mktemp)
 trap finish EXIT
 
 finish() {
     local code=$?
     if [ -n "$counted" ]; then
-        [ "$code" -gt 128 ] || python utils/study_costs.py --folder "$counted" || code=$?
-        rm -r "$counted"
+        [ "$code" -gt 128 ] || sum_up
+        rm "$counted"
     fi
     [ "$code" != 0 ] || [ "$mistakes" = 0 ] || code=2
     [ "$code" != 0 ] || [ -n "$counted" ] || show_tables
     exit "$code"
+}
+
+sum_up() { # the totals of utils/runs/dry_run.py
+    LC_ALL=C awk -v waiting="$waiting" '
+        /^total: / {
+            is_open += /at least/
+            gsub(/at least |,/, "") # total: 20 requests 5000 prompt tokens 0.0100 to 0.0400 USD without retries
+            requests += $2; tokens += $4; prompts += $7; most += $9; is_priced += NF > 6
+        }
+        END {
+            least = is_open ? "at least " : ""
+            printf "\ncounted: %s%.0f requests, %s%.0f prompt tokens", least, requests, least, tokens
+            if (is_priced && is_open) printf ", at least %.4f USD", prompts
+            if (is_priced && !is_open) printf ", %.4f to %.4f USD without retries", prompts, most
+            print waiting ? "; steps that wait for others, not counted: " waiting : ""
+        }' "$counted"
 }
 
 show_tables() {
@@ -54,12 +73,36 @@ step() {
     printf '\n# %s, after %d:%02d\n$ %s\n' "$name" $((SECONDS / 60)) $((SECONDS % 60)) "$(words "$@")"
     [ -z "${SBATCH+set}" ] || submit "$name" "$waits" "$@"
     if [ -n "${DRY_RUN-}" ]; then
-        python utils/study_costs.py --folder "$counted" --step "$name" --waits "$waits" ${IS_DRAWN:+--drawn} -- "$@" || code=$?
-        [ "$code" -le 128 ] || exit "$code" # interrupted
-        [ "$code" = 0 ] || [ -n "$waits" ] || mistakes=1 # what waits may need more than its stand-ins have
+        count "$name" "$@"
     elif [ -z "${SBATCH+set}" ]; then
         "$@" || code=$?
         [ "$code" = 0 ] || { echo "$name ended with exit code $code; run the study again to resume" >&2 && exit "$code"; }
+    fi
+}
+
+count() { # NAME COMMAND...: its dry run, if it has one, unless files are missing that another step makes
+    local name=$1 word flag='' made maker code=0 missing=''
+    shift
+    for word in "$@"; do
+        [[ $word != --* ]] || flag=$word
+        [[ $word == */* ]] || continue
+        [ "$flag" != --model ] || word=${word#*=} # NAME=PATH
+        made=${word%.trace.jsonl} made=${made%.plans.json}
+        [[ ${made##*/} != @(best|last|sample_*) ]] || made=${made%/*} # in the folder that a step makes
+        [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # later steps may read it behind the same flag
+        maker=${makers[$made]-$name}
+        if [ "$maker" != "$name" ] && [ ! -e "$word" ] && [[ "$missing," != *" $maker,"* ]]; then
+            missing+="${missing:+,} $maker"
+        fi
+    done
+    [ -z "${IS_DRAWN-}" ] || return 0
+    if [ -n "$missing" ]; then
+        echo "waits for$missing: not counted"
+        waiting=$((waiting + 1))
+    else
+        "$@" --dry_run | tee -a "$counted" || code=$?
+        [ "$code" -le 128 ] || exit "$code" # interrupted
+        [ "$code" = 0 ] || mistakes=1
     fi
 }
 

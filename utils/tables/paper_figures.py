@@ -31,7 +31,6 @@ from utils.tables.figure_style import (
     tidy,
     wrapped,
 )
-from utils.tables.formats import interval_text, signed
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -57,16 +56,6 @@ class Evaluator:
     accuracy: float | None
     accuracy_interval: tuple[float, float] | None
     mean_score: float | None
-
-
-@dataclass(frozen=True)
-class RankingPair:
-    """Two judges' names and mean scores of each system, and the scores' Spearman correlation with its 95% interval."""
-
-    judges: tuple[str, str]
-    means: tuple[list[float], list[float]]
-    spearman: float | None
-    spearman_interval: tuple[float, float] | None
 
 
 # Figures 2 and 16
@@ -244,28 +233,6 @@ def group_label(name: str, numbers: list[int]) -> str:
     least, most = min(numbers), max(numbers)
     count = str(most) if least == most else f"{least} to {most}"
     return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
-
-
-# Two judges' scores
-
-
-@figure_style()
-def rankings_figure(systems: list[str], pairs: list[RankingPair]) -> "Figure":
-    """Draw a panel for each two judges, with a numbered point per system at both judges' mean scores, in any unit."""
-    figure = new_figure(COLUMN, 0.3 + 2.6 * len(pairs))
-    for panel, pair in zip(figure.subplots(len(pairs), squeeze=False).flat, pairs, strict=True):
-        panel.plot(*pair.means, color=DARK, marker="o", markersize=4, linestyle="none")
-        for number, point in enumerate(zip(*pair.means, strict=True), 1):
-            panel.annotate(str(number), point, (3, 2), textcoords="offset points", fontsize=SMALL_TEXT)
-        panel.margins(0.12)
-        tidy(panel, "both", **TICKS)
-        interval = interval_text(pair.spearman_interval, lambda limit: signed(limit, 2))
-        panel.set_title(f"Spearman {signed(pair.spearman, 2)} {interval}", fontsize=SMALL_TEXT)
-        panel.set_xlabel(wrapped(f"mean score by {pair.judges[0]}", 40), fontsize=TEXT)
-        panel.set_ylabel(wrapped(f"mean score by {pair.judges[1]}", 30), fontsize=TEXT)
-    key = "; ".join(f"{number}: {name}" for number, name in enumerate(systems, 1))
-    figure.supxlabel(wrapped(key, int(0.9 * COLUMN / CHARACTER), lines=len(systems)), fontsize=SMALL_TEXT)
-    return figure
 
 
 @figure_style()

@@ -1,7 +1,6 @@
 """Flags, processes and messages that the trainings share. It imports torch only when needed."""
 
 import argparse
-import json
 import math
 import os
 from argparse import Namespace
@@ -17,13 +16,12 @@ from utils.cli.errors import counted, named
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, read_folder_manifest, refuse_unranked
-from utils.files.writing import write_atomically
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
 from utils.models.machine import check_before_fetching, describe_disk, describe_weights
 from utils.records.datasets import Needs, read_dataset
-from utils.training.checkpoints import STATES, Run, check_run, drop_states, open_run, step_of
+from utils.training.checkpoints import STATES, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
@@ -108,7 +106,11 @@ def execute(training: Training) -> int:
             "  give a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
-        describe(training, check_run(args, settings))
+        check_run(args, settings)
+        check_settings(args)
+        what = "weights" if training.value_bytes == 2 else "weights, gradients and AdamW's averages"
+        lines = describe_weights(args.model_addr, args.cache_dir, training.value_bytes, what)
+        say("\n".join([training.description, *lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
         return 0
 
     from accelerate import PartialState
@@ -116,7 +118,8 @@ def execute(training: Training) -> int:
     processes = PartialState(timeout=WAIT)
     with processes.main_process_first():  # the other processes then find the first one's decision
         run = open_run(args, settings)
-    if is_finished(training, run):
+    best_step = run.checkpoint and read_folder_manifest(run.checkpoint).get("best_step")
+    if run.checkpoint and training.selection.is_over(args, step_of(run.checkpoint), best_step):
         say(f"{args.output_dir}: already finished, left alone")
     else:
         for name in STATES[:2]:  # transformers would begin with new ones
@@ -140,38 +143,6 @@ def execute(training: Training) -> int:
     # might wait for other processes.
     processes.destroy_process_group()
     return 0
-
-
-def is_finished(training: Training, run: Run) -> bool:
-    if run.checkpoint is None:
-        return False
-    best_step = read_folder_manifest(run.checkpoint).get("best_step")
-    return training.selection.is_over(training.args, step_of(run.checkpoint), best_step)
-
-
-def describe(training: Training, run: Run) -> None:
-    """Print what would be trained and what it needs; write the figures of the steps left to the file of --dry_run."""
-    args, value_bytes = training.args, training.value_bytes
-    check_settings(args)
-    what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
-    lines = [training.description, *describe_weights(args.model_addr, args.cache_dir, value_bytes, what)]
-    say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
-    if not isinstance(args.dry_run, str) or not cli.is_first_process():
-        return
-    done = step_of(run.checkpoint) if run.checkpoint else 0
-    num_examples = count_learnt(args, len(training.examples), done)
-    # Examples whose text the model samples have no known length.
-    lengths = [example.length * (2 if example.rejected else 1) for example in training.examples if example.target]
-    row = {
-        "outputs": [args.output_dir],
-        "unit": "examples",
-        "model": args.model_addr,
-        "steps": args.max_steps - done,
-        "examples": num_examples,
-        "tokens": round(num_examples * sum(lengths) / len(lengths)) if lengths else None,
-        "value_bytes": value_bytes,
-    }
-    write_atomically(args.dry_run, json.dumps([] if is_finished(training, run) else [row], indent=2) + "\n")
 
 
 def check_settings(args: Namespace) -> None:
@@ -218,21 +189,6 @@ def steps_per_epoch(args: Namespace, num_examples: int) -> int:
     """Return the number of steps in which each example is learnt once; the last one may have fewer examples."""
     at_once = args.per_device_train_batch_size * num_processes()
     return math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
-
-
-def count_learnt(args: Namespace, num_examples: int, done: int) -> int:
-    """Return how many examples the steps after the first `done` learn, each once per epoch.
-
-    With several processes, the last batches of an epoch are filled with its first examples.
-    """
-    size, at_once = effective_batch_size(args), args.per_device_train_batch_size * num_processes()
-    whole = num_examples if num_processes() == 1 else math.ceil(num_examples / at_once) * at_once
-    epoch = steps_per_epoch(args, num_examples)
-
-    def learnt(steps: int) -> int:
-        return steps // epoch * whole + min(steps % epoch * size, whole)
-
-    return learnt(args.max_steps) - learnt(done)
 
 
 def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
