@@ -50,7 +50,7 @@ from utils.files.output import Key, MadeFile
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.loading import check_tokens
-from utils.models.machine import describe_disk, describe_weights
+from utils.models.machine import describe_weights
 from utils.records.contexts import UNITS, reordered
 
 if TYPE_CHECKING:
@@ -250,11 +250,9 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
     num_items = sum(source.sizes)
     items = named(num_items, source.dataset.task.item_words)
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
-    lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
     if pooling:
         print(f"up to {counted(num_items + num_questions, 'text')} to embed, cut at {pooling.max_length} tokens")
-        lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
-    print(*lines, sep="\n")
+        print(*describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2), sep="\n")
 
 
 def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":

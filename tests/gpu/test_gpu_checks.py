@@ -5,11 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from gpu_runs import CHAT, ROOT
-from test_gpu_engines import FORESEEN
-
-import baselines
-from utils.models.machine import Gpu, Loaded, describe_engine
+from gpu_runs import ROOT
 
 
 @pytest.mark.parametrize(
@@ -38,12 +34,3 @@ def test_a_check_prints_its_figures_and_keeps_its_log(tmp_path):
     assert done.returncode == 0, done.stdout
     assert "attention has finite gradients: the project's attention: finite gradients" in done.stdout
     assert "FIGURE" in (tmp_path / "01.log").read_text()
-
-
-@pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")
-def test_a_dry_run_prints_the_lines_that_the_checks_look_for(monkeypatch):
-    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu(0, "card", 80 * 10**9, 80 * 10**9)])
-    words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
-    lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None, "auto")])
-    [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))
-    assert (name, float(kib)) == (str(CHAT), 22.5) and 65 < float(gigabytes) < 72

@@ -17,11 +17,7 @@ from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
 from utils.models.loading import load_config, read_headers
-from utils.models.machine import (
-    ALLOWANCE,
-    ModelSize,
-    read_size,
-)
+from utils.models.machine import ModelSize, read_size
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +49,10 @@ def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
     assert (in_full.weights, in_full.token_bytes()) == (4 * parameters, 2 * token_bytes)
 
 
-@pytest.mark.parametrize(("length", "blocks"), [(1, 1), (16, 1), (17, 2), (80, 5), (81, 6)])
-def test_requests_take_whole_blocks_of_16_tokens(length, blocks):
-    size = ModelSize(weights=100, heads=1, kv_heads=1, head_bytes=4)
-    assert size.request_bytes(length) == blocks * 16 * 4
-
-
 def test_more_gpus_than_key_value_heads():
-    size = ModelSize(weights=70, heads=28, kv_heads=4, head_bytes=2 * 28 * 128 * 2)
+    size = ModelSize(weights=70, kv_heads=4, head_bytes=2 * 28 * 128 * 2)
     # each GPU holds one head: 2 x 28 x 1 x 128 x 2
     assert [size.token_bytes(count) for count in (1, 2, 4, 7, 14)] == [57_344, 28_672, 14_336, 14_336, 14_336]
-    assert size.loaded_bytes(7) == 10 + ALLOWANCE
 
 
 def test_a_real_model_s_parameters_and_tied_embeddings(model):

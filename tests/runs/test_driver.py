@@ -142,16 +142,6 @@ def test_a_judge_begins_before_all_prompts_are_rendered(server, api, tmp_path, m
     assert most[0] <= 16 + 2 and len(rendered) >= len(most) > 60
 
 
-def test_a_dry_run_asks_for_little_disk_for_short_outputs(api, tmp_path, capsys):
-    """It ends with an error where the disk is too small, so thousands of verdicts must not count as answers."""
-    responses = tmp_path / "responses.json"
-    responses.write_text(json.dumps({key: [{"output": "An answer."}] for key in IDS}))
-    words = ["--evaluator_llm", "j", "--inputs_addr", SAMPLE, "--response_addr", responses]
-    words += ["--score_addr", tmp_path / "scores.json", "--max_tokens", "16", "--dry_run"]
-    assert evaluate_responses.main([*api, *map(str, words)]) == 0
-    assert capsys.readouterr().out.endswith(" GB free, the output takes up to 1 MB\n")
-
-
 def test_answers_are_not_looked_for_while_only_the_planner_is_open(server, api, tmp_path, monkeypatch):
     """Rendering all their prompts would keep the planner's engine, or GPU, waiting."""
     output, rendered, waiting = tmp_path / "answers.json", [], []

@@ -132,7 +132,7 @@ def test_auto_keeps_a_reward_model_in_float32(samples, tmp_path, capsys, saved, 
     assert judge.flags.dtype == judge.completions.store.described["dtype"] == used
     assert settings_of_judge(args, judge)["dtype"] == used and args.dtype == wanted
     assert evaluate_responses.main([*flags, "--dry_run"]) == 0
-    assert f"({2 if used == 'float32' else 1} KiB per token)" in capsys.readouterr().out
+    assert f" takes 0.0{2 if used == 'float32' else 1} GB" in capsys.readouterr().out
 
 
 @pytest.mark.engine

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from utils.cli import UserError
 
 OLDEST = 7.5  # lowest compute capability for which CUDA 13 compiles code and vLLM 0.32's wheel has kernels
-MEANT = 8.0  # lowest compute capability with bfloat16 and FlashAttention
 
 
 def set_up_allocator() -> None:

@@ -1,4 +1,4 @@
-"""What a command needs of this machine (GPUs, memory, C compiler, disk), checked before a run and printed by --dry_run.
+"""What a command needs of this machine's GPUs, checked before a run and printed by --dry_run.
 
 A dry run may be on another machine than the run, such as a login node. In a dry run, a missing requirement is therefore
 a line that begins with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
@@ -6,31 +6,19 @@ a line that begins with "missing:", not an error. No weights are loaded. Sizes a
 
 import functools
 import math
-import os
-import shutil
-import sysconfig
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import counted, printable
 from utils.models.adapters import adapter_base
-from utils.models.devices import MEANT, ask_nvidia_smi, find_capabilities, has_gpu
+from utils.models.devices import ask_nvidia_smi, has_gpu
 from utils.models.hub import cached_folder, find_headers
 from utils.models.loading import load_config
 
 GB = 10**9
 GIB = 2**30
-BLOCK = 16  # tokens in a block of vLLM's KV cache, which is given out in whole blocks
-
-# Bytes that vLLM needs on each GPU besides weights and KV cache. vLLM measures them at each start
-# (`determine_available_memory` in its v1/worker/gpu_worker.py); this is a guess from published logs of models with 8 to
-# 32 billion parameters: 1.3 GiB of activations, 0.3 to 1.8 outside torch (CUDA, NCCL, attention's workspace), 0.3 to
-# 1.1 of CUDA graphs. The most in those logs are 4.2 GiB on one GPU, and 6 GiB on each of two (3.6 of them outside
-# torch; vLLM's pull request 10511, of 2024).
-ALLOWANCE = 3 * GIB
 
 _CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype converts; quantized weights stay as they are
 _BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes of other types; 1 if not listed
@@ -49,8 +37,7 @@ class ModelSize(NamedTuple):
     """The sizes on which a model's memory in vLLM depends."""
 
     weights: int  # bytes, on all GPUs together
-    heads: int  # attention heads, which vLLM divides between the GPUs
-    kv_heads: int
+    kv_heads: int  # heads of keys and values, which vLLM divides between the GPUs
     head_bytes: int  # bytes of KV cache per token and KV head
 
     def token_bytes(self, num_gpus: int = 1) -> int:
@@ -60,21 +47,12 @@ class ModelSize(NamedTuple):
         """
         return max(1, self.kv_heads // num_gpus) * self.head_bytes
 
-    def request_bytes(self, length: int, num_gpus: int = 1) -> int:
-        """Return each GPU's bytes of KV cache for `length` tokens of prompt and output, in whole blocks."""
-        return -(-length // BLOCK) * BLOCK * self.token_bytes(num_gpus)
-
-    def loaded_bytes(self, num_gpus: int = 1) -> int:
-        """Return the bytes that are in use on each GPU without KV cache: weights, and `ALLOWANCE`."""
-        return -(-self.weights // num_gpus) + ALLOWANCE
-
 
 class Loaded(NamedTuple):
-    """A model that vLLM would load. Both lengths are tokens of prompt and output together."""
+    """A model that vLLM would load."""
 
     name: str
-    length: int
-    limit: int | None  # the model's own limit; None if its config does not say
+    length: int  # tokens of prompt and output of the longest request
     dtype: str  # --dtype; a reward model's may differ from the other models'
 
 
@@ -96,7 +74,7 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
     weights = count_bytes(headers, value_bytes, without_head=getattr(text, "tie_word_embeddings", False))
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     head_bytes = 2 * text.num_hidden_layers * head_dim * value_bytes  # keys and values
-    return ModelSize(weights, heads, getattr(text, "num_key_value_heads", None) or heads, head_bytes)
+    return ModelSize(weights, getattr(text, "num_key_value_heads", None) or heads, head_bytes)
 
 
 def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> int:
@@ -193,7 +171,7 @@ def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if gpus:
-        lines += [*map(_missing, gpu_problems(gpus, args)), *_check_bfloat16(args.dtype)]
+        lines += map(_missing, gpu_problems(gpus, args))
     used = gpus[: count_gpus(args)]
     return lines + [line for model in dict.fromkeys(models) for line in _describe_model(args, model, used)]
 
@@ -209,18 +187,6 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
         smallest = min((gpu.total for gpu in gpus), default=math.inf)
         lines += map(_missing, size_problems(f"the {what} of {name}", needed, smallest))
     return lines
-
-
-@_or_missing
-def describe_disk(path: str, needed: int = 0) -> list[str]:
-    """Return a line on the disk of an output that takes up to `needed` bytes (0: the need is not mentioned)."""
-    folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
-    free = shutil.disk_usage(folder).free
-    line = f"disk of {folder}: {free / GB:.1f} GB free"
-    line += f", the output takes up to {math.ceil(needed / 10**6):,} MB" if needed else ""
-    if free < needed:
-        raise UserError(f"{line}\n  free some space, or put the output on another disk")
-    return [line]
 
 
 def _find_gpus() -> list[Gpu]:
@@ -239,68 +205,20 @@ def _find_gpus() -> list[Gpu]:
 def _describe_gpus(gpus: list[Gpu]) -> list[str]:
     if not gpus:
         return ["note: there is no GPU here, so GPU memory could not be checked"]
-    lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for gpu in gpus]
-    return lines + _check_compiler()
+    return [f"GPU {gpu.index}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for gpu in gpus]
 
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
-    """Return lines on the memory that a model needs, and on whether these GPUs have it."""
-    name, length, num_gpus, count = model.name, model.length, args.tensor_parallel_size, count_gpus(args)
-    utilization = args.gpu_memory_utilization
-    base = adapter_base(name) or name
+    """Return lines on the memory that a model and its longest request need, and whether its weights fit."""
+    name, num_gpus, base = model.name, args.tensor_parallel_size, adapter_base(model.name) or model.name
     config = load_config(cached_folder(base, args.cache_dir))
     size = read_size(find_headers(base, args.cache_dir), config, model.dtype)
     if size is None:
         return [f"note: {name}: unknown memory requirements"]
-    if size.heads % num_gpus:
-        raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
-    loaded, request = size.loaded_bytes(num_gpus), size.request_bytes(length, num_gpus)
-    needed, token_bytes = (loaded + request) / utilization, size.token_bytes(num_gpus)
-    lines = [
-        f"{name}: needs {count} GPU{'s' * (count > 1)} of {needed / GB:.1f} GB at --gpu_memory_utilization "
-        f"{utilization:g}: {(loaded - ALLOWANCE) / GB:.1f} GB of weights, {ALLOWANCE / GB:.1f} for vLLM itself "
-        "(a guess; up to 4.5, or 6.4 on several GPUs), "
-        f"{request / GB:.2f} for a request of {length} tokens ({token_bytes / 1024:g} KiB per token)"
-    ]
-    if gpus:
-        total = min(gpu.total for gpu in gpus)
-        cache = int(utilization * total) - loaded
-        longest = max(0, cache // (token_bytes * BLOCK)) * BLOCK  # in whole blocks
-        if longest < length:
-            shorter = f", or give --max_model_len {longest}" if longest else ""
-            larger = "use larger GPUs, or more of them (--tensor_parallel_size)"
-            return [*lines, f"missing: memory for {name} on GPUs of {total / GB:.1f} GB; {larger}{shorter}"]
-        requests = counted(cache // request, "request")
-        lines.append(
-            f"{name}: {cache / GB:.1f} GB are left for the KV cache: {requests} of {length} tokens at a time, "
-            f"longest --max_model_len {min(longest, model.limit or longest)}"
-        )
-    return lines
-
-
-@_or_missing
-def _check_bfloat16(dtype: str) -> list[str]:
-    """Raise UserError if --dtype is bfloat16 and a GPU does not support it; with another --dtype, return a note."""
-    for gpu, capability in find_capabilities().items():
-        if capability < MEANT:
-            what = f"{gpu} has compute capability {capability}, but bfloat16 and FlashAttention need at least {MEANT}"
-            if dtype == "bfloat16":
-                raise UserError(f"{what}\n  use another --dtype or a newer GPU")
-            return [f"note: {what}: with --dtype auto, vLLM uses float16 (float32 for Gemma 2, with twice the memory)"]
-    return []
-
-
-@_or_missing
-def _check_compiler() -> list[str]:
-    """Return a line on the C compiler; UserError if Triton, which vLLM and trainings use on a GPU, cannot compile."""
-    compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
-    if compiler is None or shutil.which(compiler) is None:
-        problem = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"
-        raise UserError(
-            f"a C compiler, which Triton needs on a GPU: {problem}\n  load a module that has one, or set CC"
-        )
-    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton uses
-    if not header.is_file():
-        raise UserError(f"{header}, which Triton needs on a GPU\n  install Python's headers (python3-dev)")
-    return [f"C compiler: {compiler}, with Python's headers"]
+    weights, request = -(-size.weights // num_gpus), size.token_bytes(num_gpus) * model.length
+    longest = f"the longest request, of {model.length} tokens, takes {request / GB:.2f} GB of KV cache"
+    lines = [f"{name}: {weights / GB:.1f} GB of weights per GPU; {longest}"]
+    smallest = min((gpu.total for gpu in gpus), default=math.inf)
+    limit = {"share": args.gpu_memory_utilization, "remedy": "more of them (--tensor_parallel_size)"}
+    return lines + list(map(_missing, size_problems(f"the weights of {name}", weights, smallest, **limit)))

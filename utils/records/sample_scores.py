@@ -1,4 +1,4 @@
-"""Scores of all samples of a response file: its score file (--samples all), or the rewards made from one."""
+"""Scores of all samples of a response file: its score file (--samples all), or rewards that were made from that."""
 
 from utils.cli import UserError
 from utils.cli.errors import quote

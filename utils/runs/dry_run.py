@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from utils.cli import Arguments
 from utils.cli.errors import counted, named, printable
-from utils.models.machine import Loaded, describe_disk, describe_engine
+from utils.models.machine import Loaded, describe_engine
 from utils.runs.stage import Stage
 from utils.runs.tally import Lacking, Tally
 
@@ -41,7 +41,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
         prompts, most = map(sum, zip(*costs, strict=True))
         total += f", {least}{prompts:.4f} USD" if least else f", {prompts:.4f} to {most:.4f} USD without retries"
     print(total)
-    describe_machine(args, tallies, stages[0].files[0].path)
+    describe_machine(args, tallies)
 
 
 def describe_tally(tally: Tally, names: str) -> None:
@@ -63,22 +63,18 @@ def describe_tally(tally: Tally, names: str) -> None:
         print("  requests that depend on the answers to these are not counted")
 
 
-def describe_machine(args: Arguments, tallies: Sequence[Tally], path: str) -> None:
-    """Print whether this machine has the memory and disk space for a run; `path` is an output on the disk to check."""
+def describe_machine(args: Arguments, tallies: Sequence[Tally]) -> None:
+    """Print whether this machine has the memory for a run."""
     lacking_of: dict[str, Lacking] = {}  # by role, with the longest requests
-    needed = 0
     for tally in tallies:
         for role, lacking in tally.lacking.items():
             lacking_of[role] = max(lacking_of.get(role, lacking), lacking, key=lambda one: one.length)
-        tokens = max((model.window.max_tokens for model in tally.stage.models.values()), default=0)
-        num_pieces = sum(len(file.keys or ()) for file in tally.stage.files)
-        needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
     loaded, lines, flags = [], [], next((lacking.model.flags for lacking in lacking_of.values()), args)
     for lacking in lacking_of.values():
         model = lacking.model
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
         elif model.is_local:
-            loaded.append(Loaded(model.addr, lacking.length, model.chat.model_limit, model.flags.dtype))
-    lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
-    print(*lines, *describe_disk(path, needed), sep="\n")
+            loaded.append(Loaded(model.addr, lacking.length, model.flags.dtype))
+    for line in [*(describe_engine(flags, loaded) if loaded else []), *lines]:
+        print(line)

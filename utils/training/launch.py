@@ -19,7 +19,7 @@ from utils.files.manifest import describe_run, read_folder_manifest, refuse_unra
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
-from utils.models.machine import check_before_fetching, describe_disk, describe_weights
+from utils.models.machine import check_before_fetching, describe_weights
 from utils.records.datasets import Needs, read_dataset
 from utils.training.checkpoints import STATES, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
@@ -110,7 +110,7 @@ def execute(training: Training) -> int:
         check_settings(args)
         what = "weights" if training.value_bytes == 2 else "weights, gradients and AdamW's averages"
         lines = describe_weights(args.model_addr, args.cache_dir, training.value_bytes, what)
-        say("\n".join([training.description, *lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
+        say("\n".join([training.description, *lines]))
         return 0
 
     from accelerate import PartialState
