@@ -278,7 +278,7 @@ class Search:
                     if self._failure is not None:
                         raise self._failure
                     self._kept.add(batch, await asyncio.to_thread(self._embed_now, batch))
-                except Exception as error:
+                except Exception as error:  # every waiting search has the same one
                     self._failure = error
                     raise
                 for text in batch:

@@ -148,7 +148,7 @@ def own_term(path: str) -> Term:
     """Return the term that a user's file computes; UserError if it has no `reward`, or that returns no number."""
     try:
         names = runpy.run_path(path)
-    except Exception as error:
+    except Exception as error:  # a user's mistake
         raise UserError(f"--own_addr {path}: cannot be loaded: {type(error).__name__}: {error}") from None
     if not callable(names.get("reward")):
         raise UserError(f"--own_addr {path}: has no function `reward(response)`")
@@ -156,7 +156,7 @@ def own_term(path: str) -> Term:
     def own(question_id: str, response: dict[str, Any]) -> float:
         try:
             number = names["reward"](copy.deepcopy(response))
-        except Exception as error:
+        except Exception as error:  # a user's mistake
             problem = f"reward raised {type(error).__name__}: {error}"
             raise UserError(f"{path}: id {quote(question_id)}: {problem}") from None
         if type(number) not in (int, float) or not abs(number) <= sys.float_info.max:

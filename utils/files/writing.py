@@ -108,8 +108,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         os.replace(staged, path)
         with suppress(PermissionError):  # files may be made in the folder but not listed
             sync_path(path.parent)
-    except BaseException:
-        staged.unlink(missing_ok=True)  # free the space on a full disk
+    except BaseException:  # of any kind: only the space is freed, as on a full disk
+        staged.unlink(missing_ok=True)
         raise
 
 

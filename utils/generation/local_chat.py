@@ -58,7 +58,7 @@ def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
             text = render(fold(messages, num_systems, alternates))
         except UserError:
             raise
-        except Exception:
+        except Exception:  # the template refuses this form
             continue
         first, *others = (text.find(message["content"]) for message in messages)
         if -1 not in (first, *others) and others == sorted(others):

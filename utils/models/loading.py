@@ -39,7 +39,7 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except BaseException as error:
+    except BaseException as error:  # a damaged file
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # from tokenizers' Rust
             raise
         raise UserError(f"{what()}: {in_short(error)}") from error

@@ -30,7 +30,7 @@ def read_sample_scores(path: str, responses: Responses, response_addr: str) -> t
 
 
 def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleScores:
-    """Return the rewards of all samples, of which the highest is best, from a score file or a file of rewards.
+    """Return the rewards of all samples, higher is better, from a score file or a file of rewards.
 
     A score that is an error, such as LaMP-3's, counts as negative. UserError as in `read_sample_scores`.
     """

@@ -161,7 +161,7 @@ class _Threads(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except BaseException as error:
+                except BaseException as error:  # whoever awaits the future reads it
                     future.set_exception(error)
 
 

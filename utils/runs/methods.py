@@ -116,7 +116,7 @@ class Method:
             raise UserError(EXITED) from None
         except (asyncio.CancelledError, KeyboardInterrupt, NotNow):
             raise
-        except BaseException as error:
+        except BaseException as error:  # a method's own error
             if ask.steps.ended is not None:  # the record's run has ended: nobody reads the error
                 raise
             while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
@@ -158,7 +158,7 @@ def load_method(path: str) -> Method:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # a user's mistake
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else f"line {last.lineno}"
         raise UserError(f"--method {path}: {where}: {type(error).__name__}: {error}") from None

@@ -132,7 +132,7 @@ class Pass:
             while self._goes_on() and (following := next(waiting, None)):
                 try:
                     await self._run(*following, around)
-                except Exception as error:
+                except Exception as error:  # `_fail` tells the kinds apart
                     self._fail(error)
 
         if not args.dry_run:

@@ -168,7 +168,7 @@ class Steps:
             raise self.ended  # after a failure, nothing more is paid for
         try:
             call = make()
-        except Exception as error:
+        except Exception as error:  # a method's own error
             raise MistakeError from error
         mistake = None
         try:
