@@ -176,7 +176,7 @@ def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path,
     assert evaluate_responses.main([*words, "--dry_run", "--completions", f"{tmp_path}/others"]) == 0
     told = capsys.readouterr().out
     longest = int(re.search(r"longest prompt (\d+)", told)[1])
-    assert f" for a request of {longest + VERDICT_TOKENS} tokens (" in told
+    assert f"the longest request, of {longest + VERDICT_TOKENS} tokens, takes" in told
 
 
 # The planner

@@ -96,15 +96,6 @@ def test_a_refused_try_does_not_replace_what_was_usable(ask):
     assert ask(temperature=0.5, max_retries=3) == (record, [])
 
 
-def test_tries_of_a_server_without_temperature_are_found_by_fewer_retries(ask):
-    """It samples at 0, too, so a constrained try is not the last one."""
-    usage = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 3, "refused_parameters": ("temperature",)}
-    tries = [Completion(f"{word} held", "stop", **usage) for word in ("bad", "good")]
-    record, _ = ask(mode="always", tries=tries)
-    again, sent = ask(mode="always", max_retries=0, tries=tries)
-    assert record["value"] == "good held" and (again, sent) == (record, [])
-
-
 def test_tries_of_another_number_are_not_waited_for(ask, capsys):
     record, _ = ask(temperature=0.5, max_retries=1)
     assert record["value"] is None and ask(temperature=0.5, max_retries=1, cached_only=True) == (record, [])

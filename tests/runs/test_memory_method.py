@@ -58,7 +58,7 @@ def test_questions_on_one_history_pay_for_its_memory_once(remembering, data, req
     flags = ["--set", f"chunk={SIZE}", "--max_concurrency", 16]
     remembering.run(*flags, "--dry_run", dataset=dataset)
     first = counted(len({texts[0] for texts in chunks.values()}), "request")
-    assert f"generator: {first}, " in capsys.readouterr().out
+    assert f"generator: at least {first}, " in capsys.readouterr().out
     assert remembering.run(*flags, dataset=dataset) == len(memories) + len(records)
     reading = [request["messages"][-1]["content"] for request in server.requests if is_reading(request)]
     assert len(reading) == len({*reading}) == len(memories) and server.most_at_once > 1
