@@ -230,9 +230,12 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
     assert [args["temperature"] for args in samples] == [1, 1]
     trained = [args for script, args in commands if script == "utils/train_generator.py"]
     assert [args["model_addr"] for args in trained] == policies
-    assert all(args["role"] == "search" and args["score_addr"][0].endswith("_reward.json") for args in trained)
+    assert all(args["role"] == "search" and args["score_addr"].endswith("/samples_rewards.json") for args in trained)
     [table] = [args for script, args in commands if script == "utils/rounds_table.py"]
-    assert [len(paths) for paths in table["round_files"]] == [6, 6] and table["output_addr"] == f"{folder}/rounds.md"
+    assert [paths[1] for paths in table["round_files"]] == [args["score_addr"] for args in trained]
+    assert table["output_addr"] == f"{folder}/rounds.md"
+        "output_addr"
+    ] == f"{folder}/rounds.md"
     names = ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
     assert [system[0] for system in commands[-1][1]["system"]] == names
     answers = [
@@ -388,13 +391,15 @@ def test_the_table_of_the_docs_counts_what_the_commands_ask(commands_of, tmp_pat
     if f"{name}.sh" not in study_costs.STUDIES:
         assert name in ("beyond", "rl", "lamp", "lamp_flant5", "longlamp")
         return
-    asked, judged = Counter(), Counter()
+    asked, judged, samples = Counter(), Counter(), {}  # samples of a question by response file
     for script, args in map(parse, commands_of(name)):
         split = re.search(r"_(train|validation|test)[_.]", str(args.get("inputs_addr")))
         if script in ("baselines.py", "planpers.py") and "/plain" not in args["output_addr"][0]:
             asked[split[1]] += args["num_generated_outputs"] / 3
+            samples[args["output_addr"][0]] = args["num_generated_outputs"]
         elif script == "evaluate_responses.py":
-            judged[split[1]] += len(args["score_addr"]) / 3
+            files = args["response_addr"]
+            judged[split[1]] += sum(samples[path] for path in files) / 3 if args["samples"] else len(files) / 3
     systems = study_costs.STUDIES[f"{name}.sh"]
     of_round = {"train": 24_333 / 3000} if name in ("pr2", "iap", "planner_rl") else {}
     for counted, field in ((asked, "asked"), (judged, "judged")):
