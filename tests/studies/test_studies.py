@@ -234,8 +234,6 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
     [table] = [args for script, args in commands if script == "utils/rounds_table.py"]
     assert [paths[1] for paths in table["round_files"]] == [args["score_addr"] for args in trained]
     assert table["output_addr"] == f"{folder}/rounds.md"
-        "output_addr"
-    ] == f"{folder}/rounds.md"
     names = ["No personalization", "RAG (asker's profile)", "mine, untrained", "mine, trained"]
     assert [system[0] for system in commands[-1][1]["system"]] == names
     answers = [
