@@ -154,7 +154,7 @@ def test_a_round_killed_in_each_stage_is_the_whole_round(round_of, server, tmp_p
     names = [path.relative_to(round_1) for path in round_1.rglob("*")
              if path.suffix in (".json", ".safetensors") and "manifest" not in path.name]  # fmt: skip
     outputs = [path for path in names if "completions" not in path.parts and path.name != "trainer_state.json"]
-    assert len(outputs) > 12
+    assert len(outputs) >= 8
     for path in outputs:
         assert content_of(whole / path) == content_of(round_1 / path), path
     for store in round_1.glob("completions/*"):
