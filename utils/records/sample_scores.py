@@ -3,7 +3,7 @@
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
-from utils.files.manifest import settings_of
+from utils.files.manifest import manifest_of, settings_of
 from utils.records.responses import Responses
 from utils.records.scores import Scores, metric_behind, read_scores, refuse_scores_of_others
 
@@ -46,4 +46,6 @@ def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleS
 def _check_source(path: str, response_addr: str) -> None:
     if "responses" not in settings_of(path):
         raise UserError(f"{path}: has no manifest beside it that names the responses; judge them again")
+    if (manifest_of(path) or {}).get("missing"):
+        raise UserError(f"{path}: verdicts are missing because the server failed; run the judge's command again")
     refuse_scores_of_others(path, [response_addr])
