@@ -102,7 +102,8 @@ def combined(args: cli.Arguments, weights: dict[str, float], terms: dict[str, Te
     """
     responses, rewards, rows = read_responses(args.response_addr), {}, []
     scores, samples = read_sample_scores(args.score_addr, responses, args.response_addr)
-    sign, field = -1 if metric_behind(scores).lower_is_better else 1, metric_behind(scores).reads
+    metric = metric_behind(scores)
+    sign = -1 if metric.lower_is_better else 1
     for question_id, of_question in samples.items():
         rewards[question_id] = of_sample = [None] * len(of_question)
         for number, (score, response) in enumerate(zip(of_question, responses[question_id], strict=True)):
@@ -110,7 +111,7 @@ def combined(args: cli.Arguments, weights: dict[str, float], terms: dict[str, Te
                 values = {name: term(question_id, response) for name, term in terms.items()}
                 rows.append({"score": sign * score, **values})
                 of_sample[number] = sum(weights[name] * value for name, value in rows[-1].items())
-        read = as_read({question_id: responses[question_id]}, field)
+        read = as_read({question_id: responses[question_id]}, metric.reads)
         answered = are_answered(response["output"] for response in read[question_id])
         of_answers = [reward for reward, is_answer in zip(of_sample, answered, strict=True) if is_answer]
         lowest = min((reward for reward in of_answers if reward is not None), default=math.inf)

@@ -45,7 +45,7 @@ def of_paper(*methods: str, split: str = "test", posts: tuple[int, ...] = (10,))
 
 
 def of_training(answers: int, judged: int, rounds: int = 3, method: str = "rag", share: float = 1) -> list[System]:
-    """Return the systems of a study that trains: per round, a question of a share has so many answers and judged ones.
+    """Return the systems of a study that trains on a share of the questions, with numbers per question and round.
 
     Each round's policy answers the validation set, and the best one the test set, beside the baselines.
     """

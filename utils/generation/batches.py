@@ -276,7 +276,7 @@ class BatchEngine(APIEngine):
         if status == 200:
             with suppress(UnavailableError):  # the answer is not a completion
                 completion = self._read(_encode(answer), one.lack.sampling, body)
-                result = self.refusals.noted(self._requests[key], completion)
+                result = self.refusals.noted(self._requests[key], body, completion)
                 self._has_answered(one.model)
         elif isinstance(problem, RefusedError):
             result = problem

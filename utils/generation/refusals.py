@@ -88,11 +88,10 @@ class Refusals:
         named = {limit if name == "max_tokens" else name: value for name, value in request.items()}
         return {name: value for name, value in named.items() if name not in refused}
 
-    def noted(self, request: Request, completion: Completion, refused: Set[str] | None = None) -> Completion:
-        """Return the completion of a request with what was left out: what its model has refused, or `refused`."""
-        refused = self._refused[request["model"]] if refused is None else refused
+    def noted(self, request: Request, body: dict[str, Any], completion: Completion) -> Completion:
+        """Return the completion with the parameters that the request's `body` leaves out or renames."""
         asked = {self._preferred if name == "max_tokens" else name for name in request}
-        return replace(completion, refused_parameters=tuple(sorted(refused & asked)))
+        return replace(completion, refused_parameters=tuple(sorted(asked - body.keys())))
 
     async def ask(self, request: Request, send: Callable[[dict[str, Any]], Awaitable[Completion]]) -> Completion:
         """Send a request, without what the server refuses, until it is accepted; return the completion.
@@ -123,7 +122,7 @@ class Refusals:
             change = f"with {OTHER_LIMIT[name]}" if name in LIMITS else f"without {name}"
             print(f"note: {refusal}; the run continues {change}", file=sys.stderr, flush=True)
             self._refused[model] = self._refused[model] - {OTHER_LIMIT.get(name)} | {name}
-        return self.noted(request, completion, refused)
+        return self.noted(request, body, completion)
 
 
 def named(refusal: MalformedError, body: dict[str, Any]) -> str | None:

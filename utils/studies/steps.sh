@@ -88,7 +88,7 @@ count() { # NAME COMMAND...: its dry run, if it has one, unless files are missin
         [[ $word == */* ]] || continue
         [ "$flag" != --model ] || word=${word#*=} # NAME=PATH
         made=${word%.trace.jsonl} made=${made%.plans.json}
-        [[ ${made##*/} != @(best|last|sample_*) ]] || made=${made%/*} # in the folder that a step makes
+        [[ ${made##*/} != @(best|last) ]] || made=${made%/*} # in the folder that a step makes
         [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # later steps may read it behind the same flag
         maker=${makers[$made]-$name}
         if [ "$maker" != "$name" ] && [ ! -e "$word" ] && [[ "$missing," != *" $maker,"* ]]; then
