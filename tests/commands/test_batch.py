@@ -202,6 +202,29 @@ def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
     assert sizes_of(server) == [9, 4] and set(server.paid.values()) == {1}
 
 
+def test_an_interrupted_run_notes_what_its_batch_left_out(warm_api, server, tmp_path):
+    """The second run meets no refusal: it reads from batches.jsonl what the first one had left out."""
+
+    def outcome(number, body):
+        if "seed" in body:
+            return Reply("Unsupported parameter: 'seed' is not supported.", status=400)
+        return usable(number, body)
+
+    server.outcome, server.held = outcome, True
+    server.reply = lambda body: server.answer(body, outcome(0, body))
+    inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
+    run = begin(warm_api, server, inputs, output)
+    while not (server.batches and server.batches[0]["status"] == "in_progress"):
+        time.sleep(0.02)
+    run.send(signal.SIGTERM)
+    run.wait()
+    server.held = False
+    assert begin(warm_api, server, inputs, output).wait() == 0
+    assert sizes_of(server) == [9] and len(server.requests) == 2
+    manifest = json.loads((tmp_path / "out.json.manifest.json").read_text())
+    assert manifest["refused_parameters"] == {"seed": [10, 10]}
+
+
 @pytest.mark.slow
 def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, server, tmp_path):
     """Kill it after each answered request in turn, and start it again."""

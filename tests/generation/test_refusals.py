@@ -340,11 +340,22 @@ def test_the_base_urls_query_is_sent_with_every_request(case):
     assert set(case.server.paths) == {"/v1/chat/completions?api-version=preview"}
 
 
-def test_a_field_listed_as_allowed_is_not_the_cause_of_a_refusal():
-    """In serde's words; none of the listed fields was refused."""
-    found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
-    body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
-    assert refusals.named(MalformedError("refused", details=found), body) == "temperature"
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        # In serde's words; none of the listed fields was refused.
+        ("unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`", "temperature"),
+        ("temperature is not supported by this model. Parameters supported: seed, top_p", "temperature"),
+        ("This model does not support structured outputs.", "response_format"),
+        ("Guided decoding is off on this server", "response_format"),
+        ("failed to compile the grammar", "response_format"),
+        ("JSON schema is not supported", "response_format"),
+        ("No.", None),
+    ],
+)
+def test_the_parameter_that_a_refusal_names(said, name):
+    body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "temperature": 0.1, "response_format": {}}
+    assert refusals.named(MalformedError("refused", details=said), body) == name
 
 
 def test_another_model_of_the_server_gets_what_the_first_one_refused():

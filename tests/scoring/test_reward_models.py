@@ -1,5 +1,7 @@
 """Reward models as judges: on vLLM, by the same numbers as transformers, and behind an API; what is not one."""
 
+import csv
+import io
 import json
 import signal
 import time
@@ -273,9 +275,10 @@ def test_a_reward_model_behind_an_api_sees_posts_and_no_rubric(server, samples, 
     server.reply = lambda request: Reply(json.dumps([reward(request["messages"][-1]["content"])]))
     flags, score_addr = flags_of(samples, tmp_path, *api(server, "padded"))
     assert evaluate_responses.main(flags) == 0
-    assert (
-        capsys.readouterr().err.count("note: padded: if its padding token ends a dialogue, the server's rewards") == 1
-    )
+    printed = capsys.readouterr()
+    assert printed.err.count("note: padded: if its padding token ends a dialogue, the server's rewards") == 1
+    # A missing answer has no reward, but it does not lack one.
+    assert "over 52 samples -5.4615 (1 without an answer)" in printed.out
     assert len(server.requests) == 51 and all(request["use_activation"] is False for request in server.requests)
     shown = {json.dumps(request["messages"]) for request in server.requests}
     answer = json.loads((samples / "samples.json").read_text())[RECORDS[0]["id"]][2]["output"]
@@ -326,6 +329,9 @@ def test_rewards_below_0_in_tables_figures_and_the_report(server, samples, tmp_p
     assert make_table.main(systems) == 0
     head, _, first, *_ = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert (first[-4:], head[-1]) == (["-7.0000", "13", "1", "0 |"], "Unscored responses |")
+    assert make_table.main([*systems[:3], "--samples", "all", "--format", "csv"]) == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["Unanswered"], row["Unscored samples"]) == ("0", "0")
     with pytest.raises(UserError, match="has rewards, and 0 is not the lowest reward"):
         make_table.main([*systems, "--unscored_as_zero"])
     output = str(tmp_path / "figure")

@@ -42,10 +42,8 @@ def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
     assert [entry["score"] for entry in content["per_question_scores"]] == [1, 0.5, 0, 1]
     assert [entry.get("unanswered_samples") for entry in content["per_question_scores"]] == [None, 1, 1, None]
     assert (content["score"], content["num_unanswered"], len(judged.server.requests)) == (0.625, 1, 9)
-    line = (
-        "score 0.6250 over 4 questions; 1 of them without an answer, counted 0; over all 11 samples 0.5625 (1 without "
-    )
-    assert f"{line}a score, 2 without an answer)" in capsys.readouterr().out
+    line = "score 0.6250 over 4 questions; 1 of them without an answer, counted 0; mean of the questions' means over "
+    assert f"{line}11 samples 0.5625 (1 without a score, 2 without an answer)" in capsys.readouterr().out
     # The first samples alone, or the second ones in a file of their own, as another command would judge them.
     first = judged.run(None, [judged.samples], "--max_retries", 0, to="first.json")
     assert (first["score"], "samples" in first["per_question_scores"][0]) == (0.625, False)
@@ -54,6 +52,31 @@ def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
     scores = judged.run(None, [second], "--allow_partial", "--max_retries", 0, to="second_scores.json")
     assert [entry["score"] for entry in scores["per_question_scores"]] == [0, 0.5, None]
     assert len(judged.server.requests) == 9
+
+
+def test_a_question_is_listed_once_all_its_samples_have_their_verdicts(judged):
+    """The server fails for the first sample of q1 and the last one of q4; the next run asks for these alone."""
+    reply, lost = judged.server.reply, ("response:\nq1 0\n", "response:\nq4 2\n")
+
+    def fail(request):
+        is_lost = any(text in request["messages"][1]["content"] for text in lost)
+        return Reply("Down.", status=500) if is_lost else reply(request)
+
+    judged.server.reply = fail
+    flags = ["--samples", "all", "--max_retries", 0]
+    content = judged.run(None, [judged.samples], *flags, code=1)
+    assert [entry["id"] for entry in content["per_question_scores"]] == ["q2", "q3"]
+    assert content["partial"] == {"questions_in_dataset": 4, "questions_judged": 2}
+    judged.server.reply, before = reply, len(judged.server.requests)
+    content = judged.run(None, [judged.samples], *flags)
+    assert [entry["samples"] for entry in content["per_question_scores"]][0::3] == [[1, 0, 0.5], [1, None, 1]]
+    assert "partial" not in content and len(judged.server.requests) == before + 2
+
+
+def test_a_dry_run_counts_equal_samples_once(judged, capsys):
+    same = judged.write("same.json", {key: [{"output": "q1 0"}] * 3 for key in ("q1", "q2", "q3", "q4")})
+    judged.run(None, [same], "--samples", "all", "--dry_run")
+    assert "total: 4 requests" in capsys.readouterr().out
 
 
 def test_several_verdicts_per_sample(judged):

@@ -1,8 +1,8 @@
 """OpenAI's batch interface for utils/batch.py: send requests in batches, and store the answers.
 
 A request's id is its key in the store. `batches.jsonl` in the store's folder has a line per batch: its id, the hash of
-its content, and the ids of its requests. If the process died before it recorded the id of a batch, the batch is found
-in the API's list by the hash of its content.
+its content, the ids of its requests, and the parameters that each model's server had refused before. If the process
+died before it recorded the id of a batch, the batch is found in the API's list by the hash of its content.
 """
 
 import asyncio
@@ -133,7 +133,9 @@ class BatchEngine(APIEngine):
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
         with self._locked():
             is_new = not self._unread(part.keys())
-            batch_id = await self._insist(lambda: self._submit(content, list(part))) if is_new else None
+            models = {self._wanted[key].model for key in part}
+            line = {"requests": list(part), "refused": {model: sorted(self.refusals.of(model)) for model in models}}
+            batch_id = await self._insist(lambda: self._submit(content, line)) if is_new else None
         if not is_new:  # another process has just sent some of them
             return await self._take_sent(part.keys())
         size = f"{counted(len(part), 'request')}, {len(content) / 1e6:.1f} MB"
@@ -174,8 +176,11 @@ class BatchEngine(APIEngine):
             hint = "\n  this API may not support batches; then run the command without utils/batch.py"
             raise UserError(f"{error}{hint}") from None
 
-    async def _submit(self, content: bytes, requests: list[str]) -> str:
-        """Send a batch with this content, or find it at the API if its id was not recorded; return its id."""
+    async def _submit(self, content: bytes, line: Fields) -> str:
+        """Send a batch with this content, or find it at the API if its id was not recorded; return its id.
+
+        `line` is recorded for it.
+        """
         digest, recorded = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
 
         async def find() -> list[str]:
@@ -207,11 +212,11 @@ class BatchEngine(APIEngine):
 
         ids = await find()
         if not ids:
-            self._record({"sha256": digest, "requests": requests})
+            self._record({"sha256": digest, **line})
             ids = await self._explained(send())
         if not isinstance(ids[0], str):
             raise UnavailableError(f"the {self.device} returned a batch without an id")
-        self._record({"id": ids[0], "sha256": digest, "requests": requests})
+        self._record({"id": ids[0], "sha256": digest, **line})
         return ids[0]
 
     def _record(self, line: Fields) -> None:
@@ -256,6 +261,7 @@ class BatchEngine(APIEngine):
     async def _take(self, batch: Fields, keys: Set[str]) -> None:
         """Store a finished batch's answers to these requests; an expired batch has only some of the answers."""
         completed = field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
+        refused = next((line.get("refused") for line in self._recorded() if line.get("id") == batch["id"]), None)
         for name, number in (("output", completed), ("error", 0)):
             if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
                 continue
@@ -264,13 +270,17 @@ class BatchEngine(APIEngine):
                 key, response = line["custom_id"], field_of(line, "response", dict)
                 status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
                 if key in keys and status is not None:  # None: the request expired
-                    self._take_answer(key, status, body)
+                    self._take_answer(key, status, body, refused or {})
         if batch["status"] != "failed":  # a failed batch never began
             self._tries.update(_digest(self._body(key)) for key in keys if key not in self._done)
 
-    def _take_answer(self, key: str, status: int, answer: Fields | None) -> None:
-        """Store an answer or a refusal; a request that cannot be sent in this form any more gets its last try."""
-        one, error, body = self._wanted[key], field_of(answer, "error", dict), self._body(key)
+    def _take_answer(self, key: str, status: int, answer: Fields | None, refused: Mapping[str, list[str]]) -> None:
+        """Store an answer or a refusal; a request that cannot be sent in this form any more gets its last try.
+
+        `refused`: the parameters, by model, that the batch's requests had left out.
+        """
+        one, error = self._wanted[key], field_of(answer, "error", dict)
+        body = self.refusals.body(self._requests[key], {*refused.get(one.model, ())})
         result = None
         problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
         if status == 200:

@@ -29,8 +29,12 @@ LEAVE_OUT = "--temperature default, --top_p default, --seed none, --constrained_
 OTHER_LIMIT = dict(zip(LIMITS, LIMITS[::-1], strict=True))
 
 _ALLOWED = re.compile(
-    r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
+    r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values)"
+    r"|(?:fields|parameters|values) (?:supported|allowed|permitted))\b",
+    re.I,
 )
+
+_SCHEMA = re.compile(r"json[ _]?schema|structured[ _]?outputs?|\bguided|\bgrammar", re.I)
 
 # A prompt that is too long, as the servers of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic, Bedrock, Gemini,
 # Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio word it. A failure (5xx) must say so plainly, because "context
@@ -81,9 +85,13 @@ class Refusals:
         self._preferred = limit
         self._refused: defaultdict[str, frozenset[str]] = defaultdict(frozenset)  # at most one of LIMITS
 
+    def of(self, model: str) -> frozenset[str]:
+        """Return the parameters that a model's server has refused."""
+        return self._refused[model]
+
     def body(self, request: Request, refused: Set[str] | None = None) -> dict[str, Any]:
         """Return the body to send for a request: without what its model has refused, or without `refused`."""
-        refused = self._refused[request["model"]] if refused is None else refused
+        refused = self.of(request["model"]) if refused is None else refused
         limit = OTHER_LIMIT[self._preferred] if self._preferred in refused else self._preferred
         named = {limit if name == "max_tokens" else name: value for name, value in request.items()}
         return {name: value for name, value in named.items() if name not in refused}
@@ -132,7 +140,7 @@ def named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     """
     words = set(re.findall(r"\w+", refusal.param)) & body.keys()
     words = words or set(re.findall(r"\w+", _ALLOWED.split(refusal.details)[0]))
-    words |= {"response_format"} if "json_schema" in words else set()
+    words |= {"response_format"} if _SCHEMA.search(refusal.details) else set()
     return next((name for name in ADAPTABLE if name in words and name in body), None)
 
 

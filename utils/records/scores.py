@@ -3,8 +3,9 @@
 A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`. `task` is
 left out for the first task, `strategy` for a task's first metric. An entry is `{"id", "group", "subgroup",
 "question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
-With --samples all, it has `samples`, the score of each response (null without a verdict), and `unanswered_samples`, how
-many of them are missing answers, unless that is 0; the other fields are about the first response.
+With --samples all, it has `samples`, the score of each response (null if the judge gave no verdict), and
+`unanswered_samples`, how many of them are missing answers, unless that is 0; the other fields are about the first
+response. A question is listed once all its responses have their verdicts.
 """
 
 import hashlib
@@ -66,13 +67,13 @@ def score_file(
 
     per_question = []
     for record in records:
-        if (first := judged(record, verdicts)) is None:
+        entries = [judged(record, of_response) for of_response in (samples or {}).get(record["id"], [verdicts])]
+        if None in entries:
             continue
-        per_question.append({**identity(task, metric, record), **first})
+        per_question.append({**identity(task, metric, record), **entries[0]})
         if samples is not None:
-            entries = [judged(record, of_sample) for of_sample in samples[record["id"]]]
-            per_question[-1]["samples"] = [entry and entry["score"] for entry in entries]
-            if unanswered := sum(entry is not None and not entry["answered"] for entry in entries):
+            per_question[-1]["samples"] = [entry["score"] for entry in entries]
+            if unanswered := sum(not entry["answered"] for entry in entries):
                 per_question[-1]["unanswered_samples"] = unanswered
     scores = {} if task.name == FIRST else {"task": task.name}
     scores |= metric.summarize(per_question) | metric.describe_uncertainty(per_question) | head

@@ -114,6 +114,7 @@ class Tally:
         self.noted: dict[str, dict[str, Any]] = {}
         self._traces: dict[StageFile, Trace] = {}
         self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
+        self._lacking_keys: set[str] = set()  # of requests in `lacking`: equal ones are sent once
 
     def begin(self, args: Arguments) -> None:
         """Find the records that have no piece yet, now that the stage before this one has ended."""
@@ -168,11 +169,12 @@ class Tally:
             self._traces[file].add(key, steps)
 
     def add_lacking(self, steps: Steps) -> None:
-        """Count what a record lacks."""
-        for role, call, _ in steps.lacking:
+        """Count what a record lacks, and no other record before it."""
+        for role, call, lack in steps.lacking:
             if call is None:
                 self.lacking_searches += 1
-            elif self._counts(call.shared):
+            elif (lack is None or lack.key not in self._lacking_keys) and self._counts(call.shared):
+                self._lacking_keys |= {lack.key} if lack else set()
                 self.lacking[role].add(call)
 
     def note_requests(self, steps: Steps) -> None:

@@ -55,6 +55,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
     settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
     settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if the requested model gave all verdicts
     for name, (num_without, num_verdicts) in (manifest.get("refused_parameters") or {}).items():
+        name = "constrained_decoding" if name == "response_format" else name
         if name in JUDGE_SETTINGS and name not in LIMITS:
             refused = f"{settings[name]}, but refused for {num_without} of {num_verdicts} verdicts"
             settings[name] = None if num_without == num_verdicts else refused

@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from statistics import fmean
 from typing import Any
@@ -28,6 +29,7 @@ from utils.tables.system_scores import (
     System,
     average_samples,
     unanswered_samples,
+    unscored_parts,
     when_seen,
 )
 
@@ -273,13 +275,14 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if any("samples" in entry for entry in scores["per_question_scores"]) and not metric.pooled:
         entries = average_samples(scores)["per_question_scores"]
         known = [entry["score"] for entry in entries if entry["score"] is not None]
-        samples = [detail["score"] for entry in entries for detail in entry["details"]]
+        by_sample = replace(metric, unit=SAMPLE)
         left_out = [
-            (samples.count(None), "without a score"),
+            (sum(unscored_parts(by_sample, entry) for entry in entries), "without a score"),
             (sum(map(unanswered_samples, entries)), "without an answer"),
         ]
         counts = ", ".join(f"{count} {what}" for count, what in left_out if count)
-        text += f"; over all {counted(len(samples), SAMPLE)} {f'{fmean(known):z.4f}' if known else 'none'}"
+        number = counted(sum(len(entry["details"]) for entry in entries), SAMPLE)
+        text += f"; mean of the questions' means over {number} {f'{fmean(known):z.4f}' if known else 'none'}"
         text += f" ({counts})" if counts else ""
     return text
 

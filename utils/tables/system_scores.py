@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import tasks
+from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import counted, first_five, kind, plural, quote
@@ -45,7 +46,7 @@ class System:
         self.asked_ids = {entry["id"] for entry in judged}
         self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score, or no reward
         answered = (entry for entry in judged if entry["answered"])
-        missing = (sum(verdict["score"] is None for verdict in entry["details"]) for entry in answered)
+        missing = (unscored_parts(self.metric, entry) for entry in answered)
         self.unscored = [count for count in missing if count]  # missing verdicts of each question that lacks any
         users = list(map(cluster_of, self.questions))
         # Intervals and tests are clustered by user if a user has several questions.
@@ -250,6 +251,14 @@ def average_samples(content: Scores) -> Scores:
 def unanswered_samples(entry: Entry) -> int:
     """Return how many of a question's samples are missing answers."""
     return entry.get("unanswered_samples", int("samples" not in entry and not entry["answered"]))
+
+
+def unscored_parts(metric: Metric, entry: Entry) -> int:
+    """Return how many of a question's parts (aspects, samples, ...) the judge gave no verdict on."""
+    missing = sum(part["score"] is None for part in entry["details"])
+    if metric.unit == SAMPLE and metric.is_unbounded:  # a missing answer has no reward
+        missing -= unanswered_samples(entry)
+    return missing
 
 
 def _among_common(boards: list[Board]) -> list[Board]:
