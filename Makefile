@@ -69,22 +69,22 @@ NEEDS_GPU = @[ -n "$(ON_CPU)$(GPU)" ] || { echo "error: .venv is for a GPU ($(RE
 
 demo: setup models ## run the whole pipeline on the sample data
 	$(NEEDS_GPU)
-	@PYTHON=.venv/bin/python sh utils/demo.sh
+	@PYTHON=.venv/bin/python sh utils/demo/lampqa.sh
 
 readme: demo ## put the demo's table and a picture of its report into README.md (needs Chromium)
 	@.venv/bin/python tests/update_readme.py
 
 demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
 	$(NEEDS_GPU)
-	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
+	@PYTHON=.venv/bin/python sh utils/demo/lamp.sh
 
 demo-build: setup models ## build data like PersonaMem's and answer its questions
 	$(NEEDS_GPU)
-	@PYTHON=.venv/bin/python sh utils/demo_build.sh
+	@PYTHON=.venv/bin/python sh utils/demo/build.sh
 
 demo-personamem: setup models ## run PersonaMem's conditions on its sample data
 	$(NEEDS_GPU)
-	@PYTHON=.venv/bin/python sh utils/demo_personamem.sh
+	@PYTHON=.venv/bin/python sh utils/demo/personamem.sh
 
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto

@@ -22,9 +22,9 @@ each completion is saved in `completions/` beside the output as soon as it arriv
 from collections.abc import Sequence
 
 from prompts import load_prompt
-from utils import cli
+from utils.base import cli
+from utils.base.output import Piece
 from utils.benchmarks.checks import Record
-from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.runs.answers import (
     add_answer_arguments,

@@ -24,14 +24,15 @@ question and posts alone (docs/evaluation.md describes all of these):
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from utils import cli
+from utils.base import cli
+from utils.base.manifest import refuse_unranked
+from utils.base.output import Key, Piece
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.task import Task
-from utils.files.manifest import refuse_unranked
-from utils.files.output import Key, Piece
+from utils.benchmarks.verdicts import no_answer
+from utils.data.datasets import read_questions
+from utils.data.responses import are_answered
 from utils.generation.chat import VERDICT_TOKENS
-from utils.records.datasets import read_questions
-from utils.records.responses import are_answered
 from utils.runs.ask import Ask
 from utils.runs.driver import run_stages
 from utils.runs.judging import (
@@ -45,7 +46,6 @@ from utils.runs.judging import (
     settings_of_judge,
 )
 from utils.runs.stage import Stage
-from utils.scoring.verdicts import no_answer
 from utils.tables.notes import describe_scores
 
 

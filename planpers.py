@@ -14,13 +14,13 @@ plans are in <output>.plans.json. Run the same command again to resume either st
 from collections.abc import Sequence
 
 from prompts import digests
-from utils import cli
+from utils.base import cli
+from utils.base.output import Piece
 from utils.benchmarks.checks import Record
+from utils.benchmarks.lampqa.plans import plan_parser, plan_pattern, plan_text, target_settings
 from utils.benchmarks.task import Task
-from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_model
-from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask

@@ -17,20 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from prompts import Prompt, choose_lead_in, digests, load_prompt
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.progress import announce
+from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
+from utils.benchmarks.lampqa.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import announce
-from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, limit_length
 from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.models.adapters import adapter_base
 from utils.models.hub import identify_local_model
-from utils.parsing.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
 from utils.training import launch
 from utils.training.checkpoints import Selection
 from utils.training.examples import (

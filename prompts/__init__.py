@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from utils.cli import UserError
-from utils.files.json_files import read_text
+from utils.base.errors import UserError
+from utils.base.json_files import read_text
 
 Messages = list[dict[str, str]]
 

@@ -21,14 +21,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from utils.cli import UserError
-from utils.files.writing import (
-    check_could_write,
-    open_appending,
-    own_name,
-    sync,
-    write_line,
-)
+from utils.base.errors import UserError
+from utils.base.writing import check_could_write, open_appending, own_name, sync, write_line
 
 HASH = 16  # bytes of a text's hash
 NUMBER = 4  # bytes of a float32

@@ -17,9 +17,8 @@ import numpy as np
 
 from retrieval import FULL_LENGTH
 from retrieval.pooling import MEAN, Pooling
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import Progress
+from utils.base.errors import UserError, counted
+from utils.base.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading

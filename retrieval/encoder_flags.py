@@ -5,8 +5,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import positive_int
-from utils.cli.progress import announce
+from utils.base.flags import positive_int
+from utils.base.progress import announce
 from utils.models.hub import check_model, model_fingerprint
 
 if TYPE_CHECKING:

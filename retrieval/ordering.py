@@ -6,11 +6,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from retrieval.profiles import dates_of, texts_of
+from utils.base.errors import UserError, quote
+from utils.base.progress import Progress
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.cli.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np

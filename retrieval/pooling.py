@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from retrieval import FULL_LENGTH
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.models.hub import model_file
 
 MODES = ("mean", "cls", "lasttoken")

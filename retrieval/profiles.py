@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from utils.base.errors import UserError, counted
 from utils.benchmarks.checks import Item, Record
+from utils.benchmarks.personamem.contexts import with_unit
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.records.contexts import with_unit
-from utils.records.datasets import DatasetFile
+from utils.data.datasets import DatasetFile
 
 if TYPE_CHECKING:
     from retrieval.rankers import Date

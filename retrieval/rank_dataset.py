@@ -37,21 +37,27 @@ from retrieval.encoder_flags import (
 )
 from retrieval.ordering import mix_with_recent, order_by_embeddings, order_by_ranker
 from retrieval.profiles import Source, describe_dates, texts_of, with_dates, with_prefixes
+from utils.base.arguments import (
+    add_dry_run_argument,
+    add_log_argument,
+    add_overwrite_argument,
+    check_outputs,
+    make_parser,
+    set_up_logging,
+)
+from utils.base.errors import UserError, counted, named, run_script
+from utils.base.file_hashes import file_hash
+from utils.base.flags import Arguments, FlagParser, positive_int
+from utils.base.manifest import noted_settings, read_manifest
+from utils.base.output import Key, MadeFile
+from utils.base.progress import announce_file
 from utils.benchmarks.checks import Record
+from utils.benchmarks.personamem.contexts import UNITS, reordered
 from utils.benchmarks.task import Task
-from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
-from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
-from utils.cli.errors import counted, named
-from utils.cli.flags import Arguments, FlagParser
-from utils.cli.progress import announce_file
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import noted_settings, read_manifest
-from utils.files.output import Key, MadeFile
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.loading import check_tokens
 from utils.models.machine import describe_weights
-from utils.records.contexts import UNITS, reordered
 
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings

@@ -22,12 +22,11 @@ from retrieval.encoder_flags import (
     settings_of_encoder,
 )
 from retrieval.profiles import texts_of, with_dates
+from utils.base.errors import UserError, quote
+from utils.base.flags import FlagParser
+from utils.base.manifest import noted_settings, read_manifest
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.cli.flags import FlagParser
-from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.completions import KEY_DIGITS, NotStoredError
 from utils.generation.store import ModelStore, models_of_server
 from utils.models.devices import has_gpu

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from utils.base.flags import Arguments
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.cli.flags import Arguments
-from utils.files.manifest import read_manifest
 from utils.generation.model import Model
 from utils.runs.driver import run_stages
 from utils.runs.files import StageFile

@@ -17,7 +17,7 @@ from pathlib import PurePath
 import pytest
 from zygote import Zygote
 
-from utils.files import manifest
+from utils.base import manifest
 
 # Every process has its own core, and so do the processes it starts: more threads would only wait for each other. Set
 # before anything imports torch.
@@ -58,7 +58,7 @@ WARM = (
     "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto", "transformers.models.bert",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
     "retrieval.rank_dataset", "retrieval.encoder", "retrieval.rankers",
-    "utils.train_generator", "utils.objectives.trainers", "transformers.models.t5.modeling_t5",
+    "utils.train_generator", "utils.training.trainers", "transformers.models.t5.modeling_t5",
     "utils.training.trainer", "train_planner", "baselines", "planpers", "evaluate_responses",
 )  # fmt: skip
 API = ("openai.resources.chat", "anyio._backends._asyncio", "baselines", "planpers", "evaluate_responses")

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlparse
 from api_server import running
 from web_server import FileHandler, FileServer
 
-from utils.benchmarks.lampqa import COMMUNITIES, paper_files
+from utils.benchmarks.lampqa.task import COMMUNITIES, paper_files
 
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"

@@ -5,7 +5,7 @@ from pathlib import Path
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, root_mean_squared_error
 
 from utils.benchmarks import tasks
-from utils.records.originals import read_originals
+from utils.data.originals import read_originals
 
 DATA = Path(__file__).parent / "data"
 LAMP = [f"LaMP-{number}" for number in range(1, 8)]

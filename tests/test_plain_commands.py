@@ -17,7 +17,7 @@ from test_readme import COMMANDS, README, ROOT, VARIABLES, commands_of
 from tiny_t5 import save_tiny_t5
 
 from utils import download_datasets
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 from utils.generation.chat import VERDICT_TOKENS
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from api_server import serve
 
-from utils.benchmarks.lampqa import TASK
+from utils.benchmarks.lampqa.task import TASK
+from utils.data.datasets import read_dataset
 from utils.generation.chat import VERDICT_TOKENS
-from utils.records.datasets import read_dataset
 from utils.tables.paper_numbers import read_paper
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -138,7 +138,7 @@ def become(run: dict[str, Any]) -> NoReturn:
         os.close(opened)
     sys.argv = [run["module"], *run["arguments"]]
     script = import_module(run["module"])
-    from utils import cli
+    from utils.base import cli
 
     # It should exit by itself; on a busy machine, the alarm could come first.
     cli.LEAVE_SECONDS = SECONDS

@@ -21,8 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
-from utils import cli
-from utils.cli import UserError
+from utils.base import cli
+from utils.base.errors import UserError
 from utils.generation.completions import Completions, Lack
 from utils.generation.engines import confirm_model, read_api_key
 from utils.generation.requests import Sampling, UnavailableError

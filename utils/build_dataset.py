@@ -25,10 +25,17 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
-from utils.benchmarks import lampqa
+from utils.base import cli
+from utils.base.errors import UserError, first_five, quote
+from utils.base.file_hashes import file_hash
+from utils.base.json_files import read_json, read_toml
+from utils.base.locks import Lock
+from utils.base.made import say_finished
+from utils.base.writing import write_array
 from utils.benchmarks.checks import Record, check_field
+from utils.benchmarks.lampqa import task as lampqa
 from utils.building import reading_page
+from utils.building import replies as parsing
 from utils.building.asking import Question, count_outputs, stages_of
 from utils.building.candidates import SPLITS, Terms, choose, draw_order, profile_of, split_of
 from utils.building.evidence import keep_found
@@ -36,14 +43,6 @@ from utils.building.index import PostIndex
 from utils.building.posts import COMMUNITY, Post
 from utils.building.reading_page import Section, Shown
 from utils.building.steps import Counts, Steps, format_counts
-from utils.cli import UserError
-from utils.cli.errors import first_five, quote
-from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_json, read_toml
-from utils.files.locks import Lock
-from utils.files.made import say_finished
-from utils.files.writing import write_array
-from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages
 
 SCRIPT = "utils/build_dataset.py"

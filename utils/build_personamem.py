@@ -23,25 +23,24 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import Prompt, digests, load_prompt
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted, named, quote
+from utils.base.file_hashes import file_hash
+from utils.base.json_files import read_json
+from utils.base.locks import Lock
+from utils.base.made import ALL_BUT_SCRIPT, Made, State, say_finished
+from utils.base.manifest import describe_run, noted_settings, publish, publishing
+from utils.base.output import Key, Piece, Pieces
 from utils.benchmarks import tasks
+from utils.building.personas import assembly, conversations, inputs
+from utils.building.personas.asking import PROMPTS, SMALL, Asking
+from utils.building.personas.inputs import PERIODS
+from utils.building.personas.questions import make_questions
+from utils.building.personas.validity import describe, measure, sections_of
 from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
-from utils.cli import UserError
-from utils.cli.errors import counted, named, quote
-from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_json
-from utils.files.locks import Lock
-from utils.files.made import ALL_BUT_SCRIPT, Made, State, say_finished
-from utils.files.manifest import describe_run, noted_settings, publish, publishing
-from utils.files.output import Key, Piece, Pieces
 from utils.generation.chat import APIChat
 from utils.generation.local_chat import load_tokenizer
-from utils.personas import assembly, conversations, inputs
-from utils.personas.asking import PROMPTS, SMALL, Asking
-from utils.personas.inputs import PERIODS
-from utils.personas.questions import make_questions
-from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
 from utils.runs.files import StageFile, cost_in_words

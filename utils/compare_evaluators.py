@@ -33,19 +33,18 @@ import os
 from collections import Counter
 from itertools import chain
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
+from utils.base.errors import UserError, counted, quote
+from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.cli.errors import counted, quote
-from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
-from utils.files.manifest import settings_of
-from utils.parsing.plans import one_line
-from utils.records.scores import Scores, metric_of, read_scores, strategy_in_words
-from utils.scoring.pairwise import SYSTEMS
-from utils.tables import agreement, judge_trials
-from utils.tables.agreement import Evaluator, Human
+from utils.benchmarks.lampqa.pairwise import SYSTEMS
+from utils.benchmarks.lampqa.plans import one_line
+from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
+from utils.people import agreement, judge_trials
+from utils.people.agreement import Evaluator, Human
+from utils.people.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
-from utils.tables.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
 from utils.tables.formats import to_markdown
 from utils.tables.groups import with_own_groups
 from utils.tables.notes import judge_notes

@@ -18,11 +18,11 @@ from statistics import fmean, pstdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.errors import counted, first_five
+from utils.benchmarks.means import mean
 from utils.benchmarks.task import ALL
-from utils.cli.errors import counted, first_five
-from utils.scoring.means import mean
-from utils.tables.dataset_counts import EXTREMES, Column, read_columns
+from utils.show.dataset_counts import EXTREMES, Column, read_columns
 from utils.tables.formats import Cell, Table, interval_text, number, to_latex, to_markdown
 from utils.tables.score_table import share_intervals_note
 from utils.tables.significance import share_interval

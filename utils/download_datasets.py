@@ -25,20 +25,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.locks import Lock
+from utils.base.manifest import describe_run, read_manifest
+from utils.base.progress import announce
+from utils.base.web_files import Server
+from utils.base.writing import check_could_write
 from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published, Source
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import announce
-from utils.files.locks import Lock
-from utils.files.manifest import describe_run, read_manifest
-from utils.files.web_files import Server
-from utils.files.writing import check_could_write
+from utils.data import hub_datasets
+from utils.data.downloads import compare_ids, make_file
 from utils.models.hub import HubFailedError, UnreachableError, check_cache_dir
-from utils.records import hub_datasets
-from utils.records.downloads import compare_ids, make_file
 
 
 def build_parser() -> argparse.ArgumentParser:

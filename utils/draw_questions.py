@@ -13,15 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.file_hashes import file_hash
+from utils.base.made import Made, State, publish_together, say_finished
+from utils.base.manifest import describe_run, read_manifest
 from utils.benchmarks.checks import Record
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.files.file_hashes import file_hash
-from utils.files.made import Made, State, publish_together, say_finished
-from utils.files.manifest import describe_run, read_manifest
-from utils.records.contexts import open_profile, reordered
-from utils.records.datasets import DatasetFile
+from utils.benchmarks.personamem.contexts import open_profile, reordered
+from utils.data.datasets import DatasetFile
 
 
 def build_parser() -> cli.FlagParser:

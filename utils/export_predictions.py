@@ -14,14 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.base.errors import UserError, counted, first_five
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import selection_of
-from utils.cli import UserError
-from utils.cli.errors import counted, first_five
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.records.datasets import read_questions
-from utils.records.responses import as_read, default_metric, match_responses, read_responses
+from utils.data.datasets import read_questions
+from utils.data.responses import as_read, default_metric, match_responses, read_responses
 
 SCRIPT = "utils/export_predictions.py"
 

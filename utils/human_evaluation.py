@@ -24,21 +24,20 @@ import argparse
 import json
 from typing import Any
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
+from utils.base.errors import UserError, counted
+from utils.base.file_hashes import file_hash
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
+from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
-from utils.files.file_hashes import file_hash
-from utils.parsing.plans import one_line
-from utils.records.datasets import read_dataset, refuse_shared_ids
-from utils.records.responses import match_responses, read_responses
-from utils.tables import rater_tables, raters, rating_study
+from utils.data.datasets import read_dataset, refuse_shared_ids
+from utils.data.responses import match_responses, read_responses
+from utils.people import rater_tables, raters, rating_study
+from utils.people.rating_study import NUM_SYSTEMS
+from utils.show.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.formats import to_markdown
-from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
-from utils.tables.rating_study import NUM_SYSTEMS
 from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"

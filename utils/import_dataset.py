@@ -21,20 +21,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument, derived, prepare_derived
+from utils.base.errors import UserError, counted, kind, named, quote
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import describe_run
+from utils.base.progress import announce
+from utils.base.writing import write_json
 from utils.benchmarks.checks import Record, check_field, check_form, check_id, check_json, comparable
-from utils.benchmarks.lampqa import TASK
-from utils.cli import UserError
-from utils.cli.errors import counted, kind, named, quote
-from utils.cli.progress import announce
-from utils.files.derived_files import add_overwrite_argument, derived, prepare_derived
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run
-from utils.files.writing import write_json
-from utils.parsing.plans import one_line
-from utils.records.datasets import check_record
-from utils.records.leaks import contains, is_telling
-from utils.records.originals import rows_of
+from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.lampqa.task import TASK
+from utils.data.datasets import check_record
+from utils.data.leaks import contains, is_telling
+from utils.data.originals import rows_of
 
 SCRIPT = "utils/import_dataset.py"
 OPTIONAL = ("narrative", "rubric_aspects", "category", "date")  # left out if empty

@@ -21,12 +21,12 @@ import os
 from collections.abc import Iterable
 
 from prompts import load_prompt, parse_prompt
-from utils import cli
-from utils.benchmarks.lampqa import PUBLIC_CODE
-from utils.cli import UserError
-from utils.files.json_files import read_text
-from utils.files.locks import fill_folder
-from utils.files.made import say_finished
+from utils.base import cli
+from utils.base.errors import UserError
+from utils.base.json_files import read_text
+from utils.base.locks import fill_folder
+from utils.base.made import say_finished
+from utils.benchmarks.lampqa.task import PUBLIC_CODE
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"

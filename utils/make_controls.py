@@ -31,19 +31,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument
+from utils.base.errors import UserError, counted
+from utils.base.file_hashes import file_hash
+from utils.base.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.base.manifest import describe_run
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Controls
 from utils.benchmarks.task import Options
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.files.derived_files import add_overwrite_argument
-from utils.files.file_hashes import file_hash
-from utils.files.made import ALL_BUT_SCRIPT, Made, publish_together
-from utils.files.manifest import describe_run
-from utils.records.datasets import read_questions
-from utils.records.responses import (
+from utils.data.datasets import read_questions
+from utils.data.responses import (
     CONTROLS_SCRIPT,
     Responses,
     answers_to,

@@ -26,23 +26,22 @@ from typing import TYPE_CHECKING, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
-from utils.cli import UserError
-from utils.cli.errors import counted, first_five, quote
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.json_files import read_bytes, read_json
-from utils.files.manifest import folder_settings
-from utils.parsing.plans import one_line
-from utils.records.responses import read_responses
-from utils.records.sample_scores import read_rewards, read_sample_scores
-from utils.records.scores import metric_behind
-from utils.tables import paper_figures
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.json_files import read_bytes, read_json
+from utils.base.manifest import folder_settings
+from utils.benchmarks.lampqa.plans import one_line
+from utils.data.responses import read_responses
+from utils.data.sample_scores import read_rewards, read_sample_scores
+from utils.data.scores import metric_behind
+from utils.show import paper_figures
+from utils.show.dataset_counts import read_columns
+from utils.show.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
+from utils.show.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
 from utils.tables.best_of_n import make_curve
 from utils.tables.columns import interval_words, points_of
-from utils.tables.dataset_counts import read_columns
-from utils.tables.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
 from utils.tables.notes import notes_on, print_notes
-from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
 from utils.tables.system_scores import System, add_board_arguments, boards_of
 
 if TYPE_CHECKING:

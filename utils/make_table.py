@@ -28,12 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
+from utils.base.errors import UserError, quote
+from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.metric import OFFICIAL
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
-from utils.parsing.plans import one_line
 from utils.tables import score_table
 from utils.tables.columns import Comparison, compare, compare_methods
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown

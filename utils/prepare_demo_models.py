@@ -18,10 +18,10 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import NamedTuple
 
-from utils import cli
-from utils.cli import UserError
-from utils.files.locks import fill_folder
-from utils.files.made import say_finished
+from utils.base import cli
+from utils.base.errors import UserError
+from utils.base.locks import fill_folder
+from utils.base.made import say_finished
 
 FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 

@@ -16,29 +16,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 from collections.abc import Iterable, Iterator
 
-from utils import cli
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.file_hashes import file_hash
+from utils.base.json_files import read_json
+from utils.base.manifest import settings_of
 from utils.benchmarks import task_of
-from utils.cli import UserError
-from utils.cli.errors import counted, first_five, quote
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_json
-from utils.files.manifest import settings_of
-from utils.records.datasets import read_dataset
-from utils.records.responses import (
+from utils.data.datasets import read_dataset
+from utils.data.responses import (
     is_lamps_own,
     read_plans,
     read_responses,
     refuse_other_questions,
     refuse_plans_of_others,
 )
-from utils.records.scores import refuse_scores_of_others
-from utils.records.tables import is_table
+from utils.data.scores import refuse_scores_of_others
+from utils.data.tables import is_table
 from utils.runs.trace import read_turns
-from utils.tables import report_page
+from utils.show import report_page
+from utils.show.pages import add_new, rubric
+from utils.show.report_page import Datasets, Side, has_options, is_whole, profile_of
 from utils.tables.notes import notes_on, wording_note
-from utils.tables.pages import add_new, rubric
-from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of
 from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"

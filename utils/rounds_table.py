@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 from statistics import fmean
 
-from utils import cli
-from utils.cli import UserError
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.manifest import read_folder_manifest
-from utils.records.responses import read_responses
-from utils.records.sample_scores import read_rewards
-from utils.records.scores import read_scores
+from utils.base import cli
+from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.base.errors import UserError
+from utils.base.manifest import read_folder_manifest
+from utils.data.responses import read_responses
+from utils.data.sample_scores import read_rewards
+from utils.data.scores import read_scores
 from utils.tables.averages import compare_averages
 from utils.tables.formats import Cell, Table, to_markdown
 

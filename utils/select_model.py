@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
-from utils.cli import UserError
-from utils.files.manifest import manifest_of, settings_of
-from utils.files.writing import check_could_write, replace_link
+from utils.base import cli
+from utils.base.errors import UserError
+from utils.base.manifest import manifest_of, settings_of
+from utils.base.writing import check_could_write, replace_link
+from utils.data.scores import metric_behind, read_scores
 from utils.models.hub import identify_local_model
-from utils.records.scores import metric_behind, read_scores
 from utils.tables.averages import compare_averages
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, first_five, printable, quote
 from utils.benchmarks import task_of
-from utils.cli.errors import UserError, first_five, printable, quote
-from utils.records.datasets import read_dataset
-from utils.records.responses import read_responses, refuse_other_questions
-from utils.records.scores import Entry, metric_behind, read_scores, refuse_scores_of_others
+from utils.benchmarks.lampqa.aspects import in_words
+from utils.data.datasets import read_dataset
+from utils.data.responses import read_responses, refuse_other_questions
+from utils.data.scores import Entry, metric_behind, read_scores, refuse_scores_of_others
 from utils.runs.trace import read_turns
-from utils.scoring.aspects import in_words
 
 WIDTH = 100  # characters per line
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import FOLDER
-from utils import cli
-from utils.benchmarks.lampqa import paper_files
+from utils.base import cli
+from utils.benchmarks.lampqa.task import paper_files
 
 PER_WORD = 4 / 3  # tokens; a guess, as of most English text
 ASPECT_WORDS = 73  # the mean of the 11 aspects in the paper's figures 8 and 9, with evidence and reason

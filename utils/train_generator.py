@@ -33,15 +33,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import digests
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.file_hashes import file_hash
+from utils.base.progress import announce
+from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import announce
-from utils.files.file_hashes import file_hash
-from utils.files.writing import check_could_write
+from utils.benchmarks.verdicts import no_answer
 from utils.generation.chat import PAPER_LENGTH, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.engines import is_encoder_decoder
@@ -49,18 +49,16 @@ from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat, PlainText
 from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
-from utils.objectives import lessons
-from utils.objectives.rounds import (
+from utils.training import launch, lessons
+from utils.training.checkpoints import Selection
+from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
+from utils.training.rounds import (
     describe_round,
     examples_of_round,
     note_other_model,
     note_restricted_sampling,
     scored_addr,
 )
-from utils.scoring.verdicts import no_answer
-from utils.training import launch
-from utils.training.checkpoints import Selection
-from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
 
 SCRIPT = "utils/train_generator.py"
 

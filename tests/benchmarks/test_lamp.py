@@ -19,10 +19,10 @@ import train_planner
 from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import make_table
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
-from utils.records.datasets import read_dataset
+from utils.data.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 

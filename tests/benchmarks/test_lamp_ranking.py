@@ -10,9 +10,9 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
 from utils import download_datasets
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.files.manifest import read_manifest
-from utils.records.datasets import read_dataset
+from utils.data.datasets import read_dataset
 
 RANKERS = ["contriever", "bm25", "bm25-okapi", "recency", "random", "hybrid"]
 

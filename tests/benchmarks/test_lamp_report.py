@@ -7,8 +7,8 @@ from test_report import content
 
 import evaluate_responses
 from utils import report
+from utils.base.errors import UserError
 from utils.benchmarks import tasks
-from utils.cli import UserError
 
 # For the dev sample's six records: a system that is right, and one that is wrong and once silent.
 ANSWERS = {"LaMP-3": (None, ["1"] * 5 + [None])}

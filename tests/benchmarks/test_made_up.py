@@ -13,9 +13,9 @@ import evaluate_responses
 import utils.benchmarks
 from retrieval import rank_dataset
 from utils import dataset_statistics, make_table, report
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.cli.errors import UserError
-from utils.files.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "made_up"

@@ -9,11 +9,11 @@ from test_personamem import ROWS, download, save
 from test_personamem_scores import PERSONAS, interval_of, run, score, write
 
 from utils import dataset_statistics, make_controls, make_table
-from utils.benchmarks.personamem import CANONICAL, TYPES
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_json
-from utils.files.manifest import publish
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.json_files import read_json
+from utils.base.manifest import publish
+from utils.benchmarks.personamem.task import CANONICAL, TYPES
 
 SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"
 NAMES = {"longest": "Longest option", "shortest": "Shortest option", "first": "First option"}

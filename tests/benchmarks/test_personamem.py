@@ -19,14 +19,14 @@ import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import download_datasets
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, order_of_options
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.benchmarks.personamem.letters import LETTERS
+from utils.benchmarks.personamem.task import CANONICAL, TYPES, options_text, order_of_options
+from utils.data.datasets import read_dataset
 from utils.generation.chat import APIChat
 from utils.generation.local_chat import find_form, fold
-from utils.parsing.letters import LETTERS
-from utils.records.datasets import read_dataset
 
 DATA = Path(__file__).resolve().parents[1] / "data/mini_personamem"
 TABLE, CONTEXTS = "questions_32k.csv", "shared_contexts_32k.jsonl"

@@ -15,15 +15,15 @@ from test_report import NASTY, content
 
 import evaluate_responses
 from utils import export_predictions, make_table, report, select_model, show_answers
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import publish
 from utils.benchmarks import tasks
-from utils.benchmarks.personamem import TYPES
-from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of, evidence_position
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import publish
-from utils.records.contexts import open_profile
-from utils.records.responses import read_responses
-from utils.tables.report_page import MOST_CHARACTERS, show_history
+from utils.benchmarks.personamem.contexts import open_profile
+from utils.benchmarks.personamem.results import DISTANCES, NOT_GIVEN, distance_of, evidence_position
+from utils.benchmarks.personamem.task import TYPES
+from utils.data.responses import read_responses
+from utils.show.report_page import MOST_CHARACTERS, show_history
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"

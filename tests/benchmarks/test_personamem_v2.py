@@ -17,16 +17,16 @@ import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import download_datasets, make_controls, make_table, report, select_responses, train_generator
+from utils.base.errors import UserError
+from utils.base.json_files import read_json
+from utils.base.manifest import publish
 from utils.benchmarks import tasks
-from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES, UPDATED
-from utils.cli import UserError
-from utils.files.json_files import read_json
-from utils.files.manifest import publish
-from utils.objectives.lessons import seen_in_training
-from utils.parsing.letters import LETTERS
-from utils.records.datasets import read_dataset
+from utils.benchmarks.personamem.letters import LETTERS
+from utils.benchmarks.personamem.v2 import SECRET_COLUMNS, TYPES, UPDATED
+from utils.data.datasets import read_dataset
 from utils.runs.methods import Question
-from utils.tables.pages import unseen_texts
+from utils.show.pages import unseen_texts
+from utils.training.lessons import seen_in_training
 
 TABLE, CONTEXTS = "benchmark/text/benchmark.csv", "PersonaMem-v2_32k_contexts.jsonl"
 LINK, LINKED = "chat_history_32k_link", "data/chat_history_32k/"

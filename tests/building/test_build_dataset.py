@@ -15,8 +15,8 @@ import evaluate_responses
 import planpers
 from retrieval import rank_dataset
 from utils import build_dataset
-from utils.cli import UserError
-from utils.records.datasets import read_dataset
+from utils.base.errors import UserError
+from utils.data.datasets import read_dataset
 
 SPLITS = ("train", "validation", "test")
 

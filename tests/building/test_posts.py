@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
+from utils.base.errors import UserError
 from utils.building.candidates import Terms, choose, profile_of
 from utils.building.index import PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, text_of
-from utils.cli import UserError
 
 ROW = (
     '<row Id="7" PostTypeId="1" CreationDate="2019-03-01T10:00:00.123" OwnerUserId="5" Title="A &amp;  b"'

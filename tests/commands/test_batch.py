@@ -16,7 +16,7 @@ from batch_server import EXPIRED, serve_batches
 import baselines
 import planpers
 from utils import batch
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation import batches
 
 KEY = "sk-never-shown"
@@ -330,7 +330,8 @@ def test_two_processes_at_once_pay_for_no_request_twice(server, tmp_path, names,
     inputs, keep = make_questions(tmp_path / "in.json", 30), server.keep
     monkeypatch.setattr(server, "keep", lambda content: (time.sleep(0.5), keep(content))[1])
     server.outcome = usable
-    code = SETUP + setup + "import sys\nfrom utils import batch, cli\ncli.run_script(lambda: batch.main(sys.argv[1:]))"
+    code = "import sys\nfrom utils import batch\nfrom utils.base import cli\n"
+    code = SETUP + setup + code + "cli.run_script(lambda: batch.main(sys.argv[1:]))"
     for number in range(3):
         server.batches.clear(), server.paid.clear(), server.files.clear()
         words = [["baselines.py", *flags(server, inputs, tmp_path / f"{number}" / name)] for name in names]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from utils import combine_scores
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run, publish
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import describe_run, publish
 
 
 @pytest.fixture

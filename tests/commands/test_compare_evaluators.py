@@ -7,9 +7,9 @@ from functools import partialmethod
 
 import pytest
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.compare_evaluators import main
-from utils.tables.agreement import majority
+from utils.people.agreement import majority
 
 ASPECTS = {0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1: (2, 2), None: (2, None)}  # two a question
 ORDERS = {"win": ["first"] * 2, "loss": ["second"] * 2, "tie": ["first", "second"], None: ["first", None]}  # preferred

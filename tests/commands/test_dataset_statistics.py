@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.task import CATEGORIES, COMMUNITIES, TASK
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import Column
-from utils.tables.paper_figures import communities_figure
+from utils.show.dataset_counts import Column
+from utils.show.paper_figures import communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -129,7 +129,7 @@ def test_means_and_deviations_are_above_the_papers(dataset, capsys):
     assert notes[0] == METHOD
     assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
     assert "own.json: 1 of 2 questions with an empty 'profile', counted as 0." in notes
-    other = "utils/benchmarks/lampqa_communities.toml has another category for 'diy'."
+    other = "utils/benchmarks/lampqa/communities.toml has another category for 'diy'."
     assert f"Society & Culture, test: {other}" in notes
 
 

@@ -16,9 +16,9 @@ import pytest
 from hub_server import FINE, NAME, QUESTIONS, Fault, make_card, make_dataset, serve
 from zygote import ROOT, Zygote
 
-from utils.files.manifest import read_manifest
-from utils.records.datasets import read_dataset
-from utils.records.responses import match_responses, read_responses
+from utils.base.manifest import read_manifest
+from utils.data.datasets import read_dataset
+from utils.data.responses import match_responses, read_responses
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"
 TOKEN = "hf_distinctiveTOKEN0123456789abcd"

@@ -15,10 +15,10 @@ from lamp_samples import read_sample as sample
 from web_server import FINE, Trouble, lamp_files, serve
 from zygote import ROOT, Zygote
 
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import read_manifest
-from utils.records.datasets import read_dataset
+from utils.data.datasets import read_dataset
 
 LAMP, LONG = ROOT / "tests/data/mini_lamp", ROOT / "tests/data/mini_longlamp"
 ORIGINALS = lamp_files(LAMP)
@@ -27,7 +27,7 @@ ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith
 LICENSED = ("LaMP-6", "LongLaMP-email")
 NAMES = [name for name in tasks() if re.match("LaMP-[1-7]|LongLaMP-", name)]
 TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"  # on the server
-HURRY = "import utils.files.web_files as w; w.WAIT = 0"
+HURRY = "import utils.base.web_files as w; w.WAIT = 0"
 
 
 @pytest.fixture(scope="module")

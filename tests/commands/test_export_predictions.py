@@ -8,9 +8,9 @@ from lamp_samples import read_sample
 
 import evaluate_responses
 from utils import export_predictions
+from utils.base.errors import UserError
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.records.originals import read_golds
+from utils.data.originals import read_golds
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,14 +12,14 @@ from sklearn.metrics import cohen_kappa_score
 from test_report import NASTY
 
 from utils import compare_evaluators
-from utils.benchmarks.lampqa import CATEGORIES
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.benchmarks.lampqa.task import CATEGORIES
+from utils.benchmarks.reliability import cohens_kappa, krippendorffs_alpha
 from utils.human_evaluation import main
-from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
-from utils.tables.agreement import majority
+from utils.people.agreement import majority
+from utils.people.rating_study import draw, draw_swapped, share_out
 from utils.tables.formats import signed
-from utils.tables.rating_study import draw, draw_swapped, share_out
 from utils.tables.significance import share_interval
 
 COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of another category

@@ -13,10 +13,10 @@ import baselines
 import evaluate_responses
 from retrieval import rank_dataset
 from utils import dataset_statistics, make_table, report
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
+from utils.data.datasets import read_dataset
 from utils.import_dataset import main
-from utils.records.datasets import read_dataset
 
 QUESTIONS = """qid,user,title,details,topic,asked,rubric,device
 q1,ann,How do I store herbs?,I have no fridge.,kitchen,2024-05-03,"[""No fridge"", {""aspect"": ""Cheap""}]",phone

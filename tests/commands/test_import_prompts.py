@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
-from utils.benchmarks.lampqa import aspect_messages, gold_plan
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.plans import gold_text, plan_parser
+from utils.benchmarks.lampqa.task import aspect_messages, gold_plan
 from utils.import_prompts import main
-from utils.parsing.plans import gold_text, plan_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"

@@ -6,8 +6,8 @@ import pytest
 from api_server import Reply
 from test_strategies import judging, make_question  # noqa: F401
 
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.make_controls import draw_others, halve, main
 
 NAMES = ("question", "other_answer", "half", "ceiling", "orders")

@@ -13,11 +13,11 @@ import pytest
 from test_make_table import score_file, scored  # noqa: F401
 
 from utils import make_figures
-from utils.benchmarks.lampqa import TASK
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.task import TASK
 from utils.make_figures import main, training_figure
+from utils.show.paper_figures import Evaluator, trade_off_figure
 from utils.tables.columns import columns_of
-from utils.tables.paper_figures import Evaluator, trade_off_figure
 from utils.tables.score_table import Row
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import CATEGORIES
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.task import CATEGORIES
 from utils.make_table import build_parser, main
 from utils.tables.score_table import Row, best_of
 

@@ -11,8 +11,8 @@ from statistics import mean
 import pytest
 
 from utils import compare_evaluators, dataset_statistics, make_figures, make_table, report
+from utils.base.file_hashes import file_hash
 from utils.benchmarks.task import ALL
-from utils.files.file_hashes import file_hash
 
 PLACES = {  # the questions' categories, and the columns that they give
     "own": (["ice", "ships"], ["ice", "ships"]),

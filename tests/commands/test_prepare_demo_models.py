@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.prepare_demo_models import ENCODER, find_file, is_finished
 
 ROOT = Path(__file__).resolve().parents[2]

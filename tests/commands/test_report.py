@@ -8,8 +8,8 @@ import pytest
 from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 
 from utils import download_datasets
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
 from utils.report import main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from utils import report, show_answers
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run, publish
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import describe_run, publish
 
 
 @pytest.fixture

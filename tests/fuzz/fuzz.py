@@ -55,7 +55,7 @@ MODELS = (
 # What every run would look up of this machine takes longer than most runs.
 SETUP = f"""
 import resource
-from utils.files import manifest
+from utils.base import manifest
 manifest.versions, manifest._git_commit = dict, lambda: None
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MEMORY}, used + {MEMORY}))

@@ -15,7 +15,7 @@ from made_up_dump import make_dumps
 from test_bad_input import API, COMMANDS, OUTPUTS, PROMPT_OF, RECORDS, SCORED, WITH_MANIFEST, make_whole, write
 from test_import_prompts import EVALUATOR, EVALUATOR_TEXT, FORMATTERS, FORMATTERS_TEXT
 
-from utils.tables.rating_study import slots_of
+from utils.people.rating_study import slots_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

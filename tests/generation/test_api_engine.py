@@ -14,9 +14,9 @@ from faulty_server import FAULTS, FaultyServer, draw_faults
 from test_baselines import flags, output, run, write_json  # noqa: F401 (fixtures)
 
 import baselines
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
-from utils.files.web_files import LONGEST_WAIT, read_retry_after
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
+from utils.base.web_files import LONGEST_WAIT, read_retry_after
 from utils.generation import api_engine, refusals
 from utils.generation.refusals import LimitedClient
 

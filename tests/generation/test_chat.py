@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from prompts import join_posts, own_prompt
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation.chat import APIChat, choose_length
 from utils.generation.fitting import Fitted, Window, largest
 from utils.generation.local_chat import LocalChat, PlainText, fold

@@ -10,7 +10,7 @@ from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F
 
 import baselines
 import evaluate_responses
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 from utils.generation.api_server import read_usage
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from test_models import NOT_SERVED, SERVED
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation import engines, vllm_engine
 from utils.generation.requests import Sampling
 from utils.models.adapters import MOST_RANK

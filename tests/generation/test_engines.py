@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from tiny_chat import save_tiny_chat
 
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 from utils.models.devices import has_bf16
 
 ROOT = Path(__file__).resolve().parents[2]

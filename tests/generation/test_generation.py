@@ -6,14 +6,14 @@ import calls as sending
 import pytest
 from calls import make_model, run_calls
 
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.answers import ANSWER_SCHEMA
+from utils.benchmarks.readers import Parsed
 from utils.generation.calls import Call
 from utils.generation.completions import Completions
 from utils.generation.model import Policy
 from utils.generation.requests import Completion, Sampling, UnavailableError
 from utils.generation.store import ModelStore
-from utils.parsing import Parsed
-from utils.parsing.answers import ANSWER_SCHEMA
 
 
 def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback", seed=0):

@@ -16,8 +16,8 @@ from tiny_chat import save_tiny_chat
 import baselines
 import utils.benchmarks
 from prompts import join_posts, load_prompt
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.files.manifest import read_manifest
 from utils.generation import scoring
 from utils.generation.requests import Scored
 from utils.generation.scoring import score_continuations
@@ -198,7 +198,7 @@ def test_log_probabilities_of_wrong_tokens_are_not_used(block, others, capsys):
 
 RUN = (
     f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import utils.benchmarks, baselines;"
-    f"utils.benchmarks.__path__.append({str(MADE_UP)!r}); from utils import cli; cli.run_script(baselines.main)"
+    f"utils.benchmarks.__path__.append({str(MADE_UP)!r}); from utils.base import cli; cli.run_script(baselines.main)"
 )
 
 

@@ -15,9 +15,9 @@ from api_server import Reply, serve
 import baselines
 import evaluate_responses
 from utils import make_table
-from utils.cli import UserError
-from utils.files import file_hashes
-from utils.files.manifest import manifest_of, publish, read_manifest
+from utils.base import file_hashes
+from utils.base.errors import UserError
+from utils.base.manifest import manifest_of, publish, read_manifest
 from utils.generation.engines import identify_model
 from utils.generation.store import ModelStore
 from utils.models import hub

@@ -11,7 +11,7 @@ from faulty_server import FaultyServer
 from test_api_engine import answer, questions, quick, reply_to  # noqa: F401 (fixtures)
 from test_baselines import flags, output  # noqa: F401 (fixtures)
 
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 from utils.generation.api_server import ask_for_root
 
 DEEP = 100_000

@@ -14,15 +14,16 @@ from api_server import Reply, default_reply, ignore_formats, refuse_formats, ser
 import baselines
 import evaluate_responses
 from utils import make_table
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
-from utils.files.output import MadeFile
+from utils.base.arguments import LIMITS
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
+from utils.base.output import MadeFile
+from utils.benchmarks.choices import VERDICT_SCHEMA
+from utils.benchmarks.lampqa.answers import ANSWER_FIELD
 from utils.generation import refusals
 from utils.generation.api_server import problem_of
 from utils.generation.refusals import MalformedError, Refusals
-from utils.generation.requests import LIMITS, Completion, UnavailableError
-from utils.parsing.answers import ANSWER_FIELD
-from utils.parsing.choices import VERDICT_SCHEMA
+from utils.generation.requests import Completion, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"

@@ -16,14 +16,14 @@ import baselines
 import evaluate_responses
 import planpers
 from utils import download_datasets, make_table
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.benchmarks import task_of
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.benchmarks.thoughts import UNFINISHED, Split
 from utils.generation.chat import APIChat
 from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
-from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
 ANSWERS = {  # by the end of a prompt

@@ -11,12 +11,12 @@ import pytest
 from thinking_chat import save_thinking_chat, save_thinking_tokenizer
 from transformers import AutoTokenizer
 
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.choices import VERDICT_SCHEMA
+from utils.benchmarks.lampqa.answers import ANSWER_SCHEMA
+from utils.benchmarks.thoughts import Split
 from utils.generation.requests import Sampling
 from utils.generation.thinking import GPT_OSS, TAGS, ThoughtReader, harmony_tag
-from utils.parsing.answers import ANSWER_SCHEMA
-from utils.parsing.choices import VERDICT_SCHEMA
-from utils.parsing.thoughts import Split
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ def test_the_demo_ends_with_its_table(machine, tmp_path, figure):
     """The README's first command, on one of the GPUs."""
     if not machine.num_gpus:
         pytest.skip("on a CPU `make demo` is this check")
-    printed = machine.run("utils/demo.sh", program="sh", DEMO_OUT=str(tmp_path))
+    printed = machine.run("utils/demo/lampqa.sh", program="sh", DEMO_OUT=str(tmp_path))
     rows = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
     figure(f"{len(rows) - 1} systems are judged")
     assert len(rows) == 6 and "=== 5/5" in printed

@@ -28,7 +28,7 @@ MEASURED_GENERATOR = MEASURED_GENERATOR.replace("train_planner.main", "train_gen
 ATTENDED = """
 import sys
 import train_planner
-from utils import cli
+from utils.base import cli
 from utils.models import base_model
 base_model.choose_attention = lambda *_: "{attention}"
 cli.run_script(train_planner.main)

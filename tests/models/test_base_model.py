@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.models.base_model import load_base, load_encoder_decoder
 from utils.models.loading import check_weights
 

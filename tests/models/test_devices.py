@@ -14,7 +14,7 @@ from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.encoder import pick_devices
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.models.devices import check_devices, has_gpu, settle_dtype
 
 ROOT = Path(__file__).resolve().parents[2]

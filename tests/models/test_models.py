@@ -12,7 +12,7 @@ from huggingface_hub import is_offline_mode
 from safetensors.numpy import load, save
 from zygote import LAUNCHED
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.models.adapters import adapter_base
 from utils.models.hub import (
     cached_commit,
@@ -218,7 +218,7 @@ def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
 # A model's folder, fetched by the hub's own client from a hub on loopback
 
 FIND = (
-    "import sys; from utils.models.hub import check_model, model_folder; from utils import cli;"
+    "import sys; from utils.models.hub import check_model, model_folder; from utils.base import cli;"
     "name, cache = sys.argv[1:];"
     "cli.run_script(lambda: check_model(name, cache, safetensors_only=True) or print(model_folder(name, cache)) or 0)"
 )

@@ -8,7 +8,7 @@ import pytest
 
 import prompts
 from prompts import join_posts, load_prompt
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 FOLDER = Path(prompts.__file__).parent / "lampqa"
 

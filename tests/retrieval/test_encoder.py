@@ -13,7 +13,7 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder
 from retrieval.pooling import Pooling
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 TEXTS = [
     "How to play chess in the old town?",

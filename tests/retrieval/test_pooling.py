@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 from retrieval.encoder import embed_texts, load_encoder
 from retrieval.pooling import MEAN, Pooling, choose_pooling
 from retrieval.rank_dataset import main
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.models.hub import check_model
 
 BGE = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}

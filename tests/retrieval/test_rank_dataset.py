@@ -12,8 +12,8 @@ from tiny_t5 import save_tiny_t5
 
 from retrieval.profiles import draw_owners, random_cycle
 from retrieval.rank_dataset import main
-from utils.cli import UserError
-from utils.files.manifest import refuse_unranked
+from utils.base.errors import UserError
+from utils.base.manifest import refuse_unranked
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,13 +6,13 @@ from array import array
 import pytest
 from calls import make_model, make_stage, run_calls
 
+from utils.benchmarks.lampqa.answers import ANSWER_SCHEMA
+from utils.benchmarks.readers import Parsed
 from utils.generation.calls import Call
 from utils.generation.completions import Completions, NotStoredError
 from utils.generation.model import Policy
 from utils.generation.requests import Completion, RefusedError
 from utils.generation.store import ModelStore
-from utils.parsing import Parsed
-from utils.parsing.answers import ANSWER_SCHEMA
 
 HELD, FREE = True, False
 

@@ -13,8 +13,9 @@ from api_server import Reply, default_reply, serve
 import baselines
 import evaluate_responses
 import planpers
-from utils.cli import UserError, prepare_run
-from utils.files.manifest import read_manifest
+from utils.base.arguments import prepare_run
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.generation import chat
 from utils.runs import runner
 

@@ -10,11 +10,11 @@ from api_server import Reply
 from method_runs import ROOT, SAMPLE, draw
 
 from prompts import History
+from utils.base.errors import counted
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.cli.errors import counted
-from utils.files.manifest import read_manifest
+from utils.data.datasets import read_dataset
 from utils.methods.memory import SHOWN, chunks_of, texts_of
-from utils.records.datasets import read_dataset
 from utils.runs.trace import read_trace
 
 SIZE = 2000  # characters of a chunk

@@ -21,10 +21,10 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_ge
 import baselines
 import evaluate_responses
 from utils import download_datasets, make_table
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import read_manifest
 from utils.generation.chat import PAPER_LENGTH, APIChat
 from utils.generation.thinking import OPENAI_TOKENS
 from utils.runs.methods import HiddenFieldError, Method, Question

@@ -15,8 +15,8 @@ from api_server import Reply, serve
 from method_runs import IDS, ROOT, SAMPLE, Failing, Scripted, failing_generator, reply
 
 import baselines
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
 from utils.runs.ask import Ask
 from utils.runs.rendering import TAKEN
 

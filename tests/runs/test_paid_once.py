@@ -9,7 +9,7 @@ import pytest
 from api_server import Reply, serve
 from crash_cases import make_case, make_data
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation import completions
 
 SCRIPTS = ["baselines", "evaluate_responses", "planpers gold", "planpers by API"]

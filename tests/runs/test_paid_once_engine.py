@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_chat import save_tiny_chat
 
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"

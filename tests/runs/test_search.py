@@ -22,12 +22,12 @@ from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
 from retrieval.search import Search, Searched
 from utils import batch
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import read_manifest
 from utils.benchmarks import task_of
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import read_manifest
+from utils.data.datasets import read_dataset
 from utils.generation import batches
-from utils.records.datasets import read_dataset
 from utils.runs.trace import read_turns
 
 ASKS_FIRST = """

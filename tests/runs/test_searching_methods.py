@@ -9,9 +9,9 @@ from test_trace import lines_by_question
 
 from utils import download_datasets
 from utils.benchmarks import tasks
+from utils.benchmarks.personamem.contexts import ContextsFile, Profile, first_items
+from utils.data.datasets import read_dataset
 from utils.methods.search_then_answer import join
-from utils.records.contexts import ContextsFile, Profile, first_items
-from utils.records.datasets import read_dataset
 from utils.runs.methods import Question
 
 RECORDS = {record["id"]: record for record in json.loads(SAMPLE.read_text())}

@@ -10,8 +10,8 @@ from tiny_chat import save_tiny_chat
 
 import baselines
 import planpers
-from utils.cli import UserError
-from utils.files.manifest import publish
+from utils.base.errors import UserError
+from utils.base.manifest import publish
 from utils.generation.requests import Completion
 from utils.generation.store import ModelStore
 

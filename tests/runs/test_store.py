@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from utils.cli import UserError
-from utils.files import writing
+from utils.base import writing
+from utils.base.errors import UserError
 from utils.generation import store as module
 from utils.generation.store import ModelStore, line_of
 

@@ -12,7 +12,7 @@ import baselines
 import evaluate_responses
 import planpers
 from utils import report, show_answers
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.runs.trace import read_trace
 
 

@@ -13,17 +13,17 @@ from tiny_chat import save_tiny_chat
 
 import baselines
 from prompts import own_prompt
+from utils.base.errors import UserError
 from utils.benchmarks import task_of
-from utils.cli import UserError
 from utils.generation.completions import Completions
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
-from utils.objectives.rounds import example_of
 from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.trace import read_turns
+from utils.training.rounds import example_of
 
 QUESTIONS = {record["question"] for record in json.loads(SAMPLE.read_text())}
 TURNS = '''

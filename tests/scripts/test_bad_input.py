@@ -22,7 +22,7 @@ import pytest
 from api_server import serve
 from zygote import LAUNCHED, obey_modes, set_capabilities
 
-from utils import cli
+from utils.base import cli
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,11 @@ import evaluate_responses
 from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import make_table
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.answers import ANSWER_SCHEMA
+from utils.data.responses import question_hash
 from utils.generation.chat import APIChat
 from utils.generation.model import Policy
-from utils.parsing.answers import ANSWER_SCHEMA
-from utils.records.responses import question_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"

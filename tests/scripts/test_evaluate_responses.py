@@ -9,9 +9,9 @@ from test_strategies import judging  # noqa: F401 (a fixture)
 from test_strategies import make_question as a_question
 
 from prompts import load_prompt
-from utils.cli import UserError
-from utils.files.manifest import read_manifest
-from utils.parsing.choices import VERDICT_SCHEMA
+from utils.base.errors import UserError
+from utils.base.manifest import read_manifest
+from utils.benchmarks.choices import VERDICT_SCHEMA
 
 
 def make_question(number, num_aspects=2, **fields):

@@ -18,11 +18,11 @@ from tiny_chat import save_tiny_chat
 import baselines
 import planpers
 from prompts import load_prompt
-from utils.cli import UserError
+from utils.base.errors import UserError
+from utils.benchmarks.lampqa.answers import ANSWER_SCHEMA
+from utils.benchmarks.lampqa.plans import PLAN_PATTERN
 from utils.generation.model import Policy
 from utils.generation.requests import Completion
-from utils.parsing.answers import ANSWER_SCHEMA
-from utils.parsing.plans import PLAN_PATTERN
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"

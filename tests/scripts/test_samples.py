@@ -11,7 +11,7 @@ from test_strategies import judging  # noqa: F401
 
 import evaluate_responses
 from utils import make_table
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 VERDICTS = {"q1": [2, 0, 1], "q2": [1, "-", 2], "q3": ["-", 1], "q4": [2, None, 2]}  # "-": no answer; None: no verdict
 

@@ -13,7 +13,7 @@ import baselines
 import evaluate_responses
 import planpers
 from retrieval import rank_dataset
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 SCRIPTS = {
     "baselines.py": baselines,

@@ -8,9 +8,9 @@ from api_server import Reply, serve
 import evaluate_responses
 from prompts import load_prompt
 from utils import make_table
-from utils.benchmarks.lampqa import CATEGORIES
-from utils.cli import UserError
-from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
+from utils.base.errors import UserError
+from utils.benchmarks.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
+from utils.benchmarks.lampqa.task import CATEGORIES
 
 NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
 

@@ -12,7 +12,7 @@ from tiny_chat import save_tiny_chat
 
 import evaluate_responses
 from utils import compare_evaluators, make_table, show_answers
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation.requests import Scored
 from utils.generation.scoring import split_shared
 

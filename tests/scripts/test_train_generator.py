@@ -19,10 +19,10 @@ import baselines
 import evaluate_responses
 from prompts import load_prompt
 from utils import download_datasets, export_predictions, train_generator
+from utils.base.errors import UserError
+from utils.base.json_files import read_json
+from utils.base.writing import replace_link
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.files.json_files import read_json
-from utils.files.writing import replace_link
 from utils.generation import beams, engines
 from utils.generation.beams import Room, batches, padded_length, room_of, write
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
@@ -273,7 +273,7 @@ def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
 SCORED = """
 import math, os, signal
 from pathlib import Path
-from utils.objectives.trainers import EncoderDecoderTrainer
+from utils.training.trainers import EncoderDecoderTrainer
 figures, training_step = EncoderDecoderTrainer.figures, EncoderDecoderTrainer.training_step
 
 def score(self):

@@ -15,9 +15,9 @@ from zygote import LAUNCHED
 import train_planner
 from prompts import load_prompt
 from train_planner import PAPER_BATCH, build_examples, build_parser, score_plans, settings_of_training, with_defaults
-from utils.benchmarks.lampqa import TASK
-from utils.cli import UserError
-from utils.files.manifest import publish, write_folder_manifest
+from utils.base.errors import UserError
+from utils.base.manifest import publish, write_folder_manifest
+from utils.benchmarks.lampqa.task import TASK
 from utils.generation.fitting import Window
 from utils.generation.local_chat import LocalChat
 from utils.models.hub import identify_local_model

@@ -8,7 +8,7 @@ import pytest
 from api_server import Reply, default_reply, serve
 from test_evaluate_responses import make_question
 
-from utils.files.manifest import read_manifest
+from utils.base.manifest import read_manifest
 
 
 def failing(*texts):

@@ -23,7 +23,7 @@ import baselines
 import evaluate_responses
 from retrieval import rank_dataset
 from utils import make_table
-from utils.records.datasets import read_dataset, select_questions
+from utils.data.datasets import read_dataset, select_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/slurm"

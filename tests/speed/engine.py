@@ -22,15 +22,15 @@ from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
 
 import baselines
 import evaluate_responses
-from utils.benchmarks.lampqa import TASK
-from utils.cli import run_script
-from utils.cli.arguments import set_up_torch
-from utils.cli.flags import Arguments
+from utils.base.arguments import set_up_torch
+from utils.base.errors import run_script
+from utils.base.flags import Arguments
+from utils.benchmarks.lampqa.task import TASK
+from utils.data.datasets import read_dataset
 from utils.generation.calls import Call
 from utils.generation.engines import choose_model
 from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
-from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
 from utils.runs.files import StageFile
 from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/cli"))  # so that importing modules find the project
+sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/base"))  # so that importing modules find the project
 
 
 def parse_flags(doc: str, argv: list[str] | None, runs: int | None = 5, **flags: Any) -> argparse.Namespace:
     """Parse flags by name: default and help text of a number, or the settings of `add_argument`."""
-    from utils.cli import make_parser, positive_int
+    from utils.base.arguments import make_parser
+    from utils.base.flags import positive_int
 
     parser = make_parser(doc)
     flags |= {} if runs is None else {"runs": (runs, "paired runs")}

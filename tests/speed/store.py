@@ -13,7 +13,7 @@ import time
 
 from measure import parse_flags, peak_memory, print_spread, reset_peak_memory, write_figures
 
-from utils.cli import run_script
+from utils.base.errors import run_script
 from utils.generation.store import ModelStore
 
 BARS = {"written": 2.0, "indexed": 0.5, "looked up": 3.0}  # seconds of CPU for 100,000; MB of memory below

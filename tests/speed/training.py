@@ -24,8 +24,8 @@ import measure
 from measure import log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory
 
 import train_planner
-from utils.cli import run_script
-from utils.files.manifest import describe_run
+from utils.base.errors import run_script
+from utils.base.manifest import describe_run
 from utils.generation.fitting import Fitted
 from utils.generation.local_chat import LocalChat
 from utils.training.checkpoints import Run

@@ -18,9 +18,9 @@ from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
 from prompts import load_prompt, own_prompt
+from utils.benchmarks.lampqa.answers import write_answer
+from utils.data.datasets import read_dataset
 from utils.methods import intent, search_then_answer
-from utils.parsing.answers import write_answer
-from utils.records.datasets import read_dataset
 
 WORDS = ("garden", "music", "letters", "sleep", "paint", "bread", "rivers", "names")
 

@@ -17,11 +17,11 @@ from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
 from utils import download_datasets, draw_questions, study_costs
-from utils.benchmarks.lampqa import COMMUNITIES
-from utils.cli import UserError
-from utils.files.manifest import refuse_unranked
+from utils.base.errors import UserError
+from utils.base.manifest import refuse_unranked
+from utils.benchmarks.lampqa.task import COMMUNITIES
+from utils.data.datasets import read_dataset
 from utils.generation.chat import APIChat
-from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/studies"

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from utils import make_figures
-from utils.benchmarks.lampqa import CATEGORIES
+from utils.benchmarks.lampqa.task import CATEGORIES
 from utils.tables.best_of_n import expected_best, make_curve
 
 

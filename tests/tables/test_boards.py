@@ -8,12 +8,12 @@ import re
 import pytest
 
 from utils import make_figures, make_table
+from utils.base.errors import UserError
+from utils.base.manifest import publish
 from utils.benchmarks import tasks
-from utils.benchmarks.lamp import TAGS
-from utils.cli import UserError
-from utils.files.manifest import publish
-from utils.records.scores import score_file
-from utils.scoring.verdicts import no_answer
+from utils.benchmarks.lamp.task import TAGS
+from utils.benchmarks.verdicts import no_answer
+from utils.data.scores import score_file
 from utils.tables.significance import holm
 
 METRICS = {"LaMP-2": ("accuracy", "f1"), "LaMP-3": ("MAE", "RMSE"), "LaMP-4": ("rouge-1", "rouge-L")}

@@ -6,10 +6,10 @@ import pytest
 from test_make_table import question, score_file, scored  # noqa: F401
 
 from utils import compare_evaluators, make_table
+from utils.base.errors import UserError
 from utils.benchmarks import tasks
-from utils.benchmarks.lampqa import TASK
-from utils.cli import UserError
-from utils.records.scores import read_scores
+from utils.benchmarks.lampqa.task import TASK
+from utils.data.scores import read_scores
 from utils.tables.columns import columns_of
 from utils.tables.groups import with_own_groups
 

@@ -13,7 +13,7 @@ import evaluate_responses
 import planpers
 from tests.api_server import serve
 from utils import make_table, report
-from utils.benchmarks.lampqa import PUBLIC_CODE
+from utils.benchmarks.lampqa.task import PUBLIC_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "tests/data/mini_lampqa/test.json")

@@ -1,4 +1,4 @@
-"""Benchmarks, one per file; a record names its benchmark."""
+"""Benchmarks, one per file or folder; a record names its benchmark."""
 
 import importlib
 import pkgutil
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from utils.cli.errors import UserError, quote
+from utils.base.errors import UserError, quote
 
 if TYPE_CHECKING:
     from utils.benchmarks.task import Task
@@ -16,8 +16,9 @@ FIRST = "LaMP-QA"  # the benchmark of a record or score file that names none
 
 @cache
 def tasks() -> "dict[str, Task]":
-    """Return all benchmarks by name, `FIRST` first: the TASK, or the TASKS, of each file in this folder."""
-    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
+    """Return all benchmarks by name, `FIRST` first: the TASK, or the TASKS, of each file below this folder."""
+    names = [info.name for info in pkgutil.walk_packages(__path__, f"{__name__}.") if not info.ispkg]
+    modules = list(map(importlib.import_module, names))
     by_name = {
         task.name: task for module in modules for task in vars(module).get("TASKS", [vars(module).get("TASK")]) if task
     }

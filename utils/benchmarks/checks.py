@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from utils.cli.errors import UserError, kind, quote
+from utils.base.errors import UserError, kind, quote
 
 
 class Item(TypedDict, total=False):

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from utils.benchmarks.checks import Item
+from utils.benchmarks.lamp.bare_text import parse_text
+from utils.benchmarks.lamp.originals import after, convert_emails, make_task
 from utils.benchmarks.metric import Output
-from utils.benchmarks.originals import after, convert_emails, make_task
 from utils.benchmarks.published import OnHub, OnServer, by_setting
 from utils.benchmarks.references import long_text_metrics
-from utils.parsing.bare_text import parse_text
 
 # Where LongLaMP is published: two configs per task, for new users and for later texts of the same users. The emails are
 # from a corpus that needs a licence; their builder writes files like LaMP's.

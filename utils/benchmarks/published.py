@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from utils.cli import UserError
-from utils.files.web_files import Server
+from utils.base.errors import UserError
+from utils.base.web_files import Server
 
 AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be published
 CARD = "README.md"

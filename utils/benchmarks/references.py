@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from utils.base.errors import UserError, quote
+from utils.benchmarks import overlap as references
 from utils.benchmarks.checks import Record
+from utils.benchmarks.direct import summarize_scores
+from utils.benchmarks.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.benchmarks.metric import OFFICIAL, Metric
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.scoring import references
-from utils.scoring.direct import summarize_scores
-from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
-from utils.scoring.verdicts import Verdict, is_answered, origin
+from utils.benchmarks.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]
 POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing

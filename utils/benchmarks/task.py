@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from prompts import History, join_posts
+from utils.base.errors import UserError
 from utils.benchmarks.checks import Item, Record, check_field
 from utils.benchmarks.metric import OFFICIAL, Controls, Metric, Output
 from utils.benchmarks.published import Published
-from utils.cli.errors import UserError
 
 ALL = "All questions"  # a column of a table
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from prompts import digests, load_prompt
-from utils.benchmarks import lampqa
+from utils.base.json_files import read_json
+from utils.base.output import Key, Piece, Pieces
 from utils.benchmarks.checks import Record
+from utils.benchmarks.lampqa import task as lampqa
 from utils.benchmarks.metric import Parser
 from utils.building.candidates import text_key
-from utils.files.json_files import read_json
-from utils.files.output import Key, Piece, Pieces
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model

@@ -13,13 +13,13 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from utils.base.errors import UserError
+from utils.base.json_files import check_readable
+from utils.base.progress import announce
+from utils.base.writing import check_regular
+from utils.benchmarks.lampqa.plans import one_line
 from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
 from utils.building.steps import format_counts
-from utils.cli import UserError
-from utils.cli.progress import announce
-from utils.files.json_files import check_readable
-from utils.files.writing import check_regular
-from utils.parsing.plans import one_line
 
 VERSION = 2  # of the posts' content: which fields are kept, and how texts are cleaned
 LAYOUT = 5  # of the file's tables

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.cli import UserError
-from utils.files.json_files import read_lines
-from utils.parsing import writable
-from utils.parsing.plans import one_line
+from utils.base.errors import UserError
+from utils.base.json_files import read_lines
+from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import writable
 
 NETWORK = ".stackexchange.com"  # suffix of dumps' folder names, after the community's name
 # The licence's version by a post's date, for older dumps, which don't name it.

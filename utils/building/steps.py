@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.cli.errors import named
-from utils.files.derived_files import derived
-from utils.files.made import ALL_BUT_SCRIPT, Made, State
-from utils.files.manifest import describe_run, manifest_path, read_manifest
+from utils.base.derived_files import derived
+from utils.base.errors import named
+from utils.base.made import ALL_BUT_SCRIPT, Made, State
+from utils.base.manifest import describe_run, manifest_path, read_manifest
 
 Counts = Mapping[str, int]
 

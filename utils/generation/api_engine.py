@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 import openai
 from httpx2 import Response
 
-from utils.cli import UserError
-from utils.cli.environment import proxy_before
-from utils.cli.errors import printable
+from utils.base.arguments import LIMITS
+from utils.base.environment import proxy_before
+from utils.base.errors import UserError, printable
+from utils.benchmarks.thoughts import Split, split_thoughts
 from utils.generation.api_server import (
     MALFORMED,
     ROOT_SECONDS,
@@ -48,18 +49,8 @@ from utils.generation.refusals import (
     Request,
     response_format,
 )
-from utils.generation.requests import (
-    LIMITS,
-    Completion,
-    RefusedError,
-    Rendered,
-    Rewarded,
-    Sampling,
-    UnavailableError,
-    is_cut,
-)
+from utils.generation.requests import Completion, RefusedError, Rendered, Rewarded, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
-from utils.parsing.thoughts import Split, split_thoughts
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from urllib.request import getproxies
 
 import openai
 
-from utils.cli import UserError
-from utils.files.manifest import KEY_IN_QUERY
+from utils.base.errors import UserError
+from utils.base.manifest import KEY_IN_QUERY
 from utils.generation.refusals import LimitedClient, MalformedError, says_too_long
 from utils.generation.requests import RefusedError, UnavailableError
 

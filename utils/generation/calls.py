@@ -12,8 +12,10 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from prompts import Messages
-from utils.cli.errors import counted, named, printable
-from utils.files.output import Key
+from utils.base.errors import counted, named, printable
+from utils.base.output import Key
+from utils.benchmarks.readers import Parsed, nothing
+from utils.benchmarks.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
@@ -26,8 +28,6 @@ from utils.generation.requests import (
     Sampling,
     is_cut,
 )
-from utils.parsing import Parsed, nothing
-from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from prompts import Messages
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation.local_chat import Counting, LocalChat
 from utils.generation.requests import Rendered
 

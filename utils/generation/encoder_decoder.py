@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from prompts import History, Messages, Prompt
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import announce
+from utils.base.arguments import FURTHER
+from utils.base.errors import UserError, counted
+from utils.base.progress import announce
 from utils.generation.chat import choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
 from utils.generation.local_chat import PlainText
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FURTHER, Completion, Passages, Rendered, Sampling
+from utils.generation.requests import Completion, Passages, Rendered, Sampling
 from utils.models.devices import fitting
 from utils.models.hub import model_folder
 from utils.models.machine import check_before_fetching, describe_weights

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from prompts import Messages
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.cli.progress import announce
+from utils.base.errors import UserError, quote
+from utils.base.progress import announce
+from utils.benchmarks.thoughts import CLOSING, OPENING
 from utils.generation.requests import Rendered
 from utils.generation.thinking import own_parser
 from utils.models.adapters import adapter_base
@@ -31,7 +31,6 @@ from utils.models.loading import (
     loading,
     longest_sequence,
 )
-from utils.parsing.thoughts import CLOSING, OPENING
 
 COUNTED = 50_000  # messages whose lengths are remembered
 # Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).

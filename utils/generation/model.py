@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from utils.cli import UserError
-from utils.cli.flags import Arguments
-from utils.cli.progress import announce
-from utils.files.output import Key
+from utils.base.arguments import FURTHER
+from utils.base.errors import UserError
+from utils.base.flags import Arguments
+from utils.base.output import Key
+from utils.base.progress import announce
 from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length
 from utils.generation.completions import Completions
 from utils.generation.fitting import Window
 from utils.generation.local_chat import open_local_chat
-from utils.generation.requests import FURTHER, Engine, Sampling
+from utils.generation.requests import Engine, Sampling
 from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts, template_variables
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import openai
 from httpx2 import ReadError, ReadTimeout
 
-from utils.cli import UserError
-from utils.files.web_files import read_retry_after
-from utils.generation.requests import LIMITS, Completion
+from utils.base.arguments import LIMITS
+from utils.base.errors import UserError
+from utils.base.web_files import read_retry_after
+from utils.generation.requests import Completion
 
 # Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
 # specified"), the first in this order is left out.

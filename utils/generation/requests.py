@@ -11,11 +11,7 @@ from prompts import Messages
 
 Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
-# Flags besides temperature, top_p and seed, by their names in a request: SAMPLED only those of sampling, FURTHER all.
-SAMPLED = ("top_k", "min_p", "presence_penalty")
-FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 CHARACTERS_PER_TOKEN = 4  # about 4 in English, fewer in most other languages
-LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 # Finish reasons, in lower case, of texts that are complete; "unknown" if the server gives none. Any other reason
 # (length, error, safety, ...) means that the text was cut.
 FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done", "unknown",

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 from utils.generation.requests import Scored
 
 if TYPE_CHECKING:

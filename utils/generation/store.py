@@ -21,9 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from utils.cli import UserError, describe_os_error
-from utils.files import manifest
-from utils.files.writing import (
+from utils.base import manifest
+from utils.base.errors import UserError, describe_os_error
+from utils.base.writing import (
     check_could_write,
     check_regular,
     naming,

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import UserError
-from utils.files.manifest import folder_settings
+from utils.base.errors import UserError
+from utils.base.manifest import folder_settings
+from utils.benchmarks.thoughts import CLOSING, OPENING, Split, split_thoughts
 from utils.generation.requests import Sampling, is_cut
-from utils.parsing.thoughts import CLOSING, OPENING, Split, split_thoughts
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput

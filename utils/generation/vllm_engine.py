@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import psutil
 
-from utils.cli import UserError
-from utils.cli.errors import EngineDiedError
-from utils.cli.progress import announce
-from utils.generation.requests import SAMPLED, Completion, Rendered, Rewarded, Room, Sampling, Scored
+from utils.base.arguments import SAMPLED
+from utils.base.errors import EngineDiedError, UserError
+from utils.base.progress import announce
+from utils.generation.requests import Completion, Rendered, Rewarded, Room, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
 from utils.generation.vllm_processes import (

@@ -3,7 +3,7 @@
 Needs --show_fields rubric_aspects. On a test set, its answers are an upper bound.
 """
 
-from utils.benchmarks.lampqa import private_notes
+from utils.benchmarks.lampqa.task import private_notes
 
 
 async def answer(record, ask):

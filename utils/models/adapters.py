@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.base.errors import UserError, quote
 from utils.models.loading import read_headers
 
 MOST_RANK = 512  # the highest rank of an adapter in vLLM 0.32 (MaxLoRARanks)

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_greater_or_equal
 
-from utils.cli import UserError, is_first_process
+from utils.base.errors import UserError, is_first_process
 from utils.models.loading import MODEL_FILES, loading
 
 NO_LOSS = -100  # the label of tokens without a loss, by the convention of torch and TRL

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 OLDEST = 7.5  # lowest compute capability for which CUDA 13 compiles code and vLLM 0.32's wheel has kernels
 

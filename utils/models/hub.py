@@ -12,12 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from utils.cli import UserError
-from utils.cli.environment import OF_HUB, check_before_hub, check_environment
-from utils.cli.errors import PassingError
-from utils.cli.progress import announce
-from utils.files.file_hashes import file_hash, is_kept
-from utils.files.web_files import LONGEST_WAIT, read_retry_after
+from utils.base.environment import OF_HUB, check_before_hub, check_environment
+from utils.base.errors import PassingError, UserError
+from utils.base.file_hashes import file_hash, is_kept
+from utils.base.progress import announce
+from utils.base.web_files import LONGEST_WAIT, read_retry_after
 from utils.models.adapters import adapter_base, check_modules, check_served
 from utils.models.loading import read_headers
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from utils.cli import UserError
-from utils.cli.errors import kind, printable, quote
+from utils.base.errors import UserError, kind, printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 # Kinds of RoPE for which the limit in a config already includes RoPE's factor.

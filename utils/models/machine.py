@@ -10,8 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from utils.cli import UserError
-from utils.cli.errors import counted, printable
+from utils.base.errors import UserError, counted, printable
 from utils.models.adapters import adapter_base
 from utils.models.devices import ask_nvidia_smi, has_gpu
 from utils.models.hub import cached_folder, find_headers

@@ -7,21 +7,22 @@ from functools import cached_property
 from typing import Any
 
 from prompts import Prompt, digests
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.flags import Arguments
+from utils.base.json_files import read_json
+from utils.base.manifest import refuse_unranked
+from utils.base.output import Key, Piece, is_failed
 from utils.benchmarks import tasks
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.cli import Arguments, UserError
-from utils.files.file_hashes import file_hash
-from utils.files.json_files import read_json
-from utils.files.manifest import refuse_unranked
-from utils.files.output import Key, Piece, is_failed
+from utils.data.datasets import Needs, read_questions, read_task, select_questions
+from utils.data.responses import WITHOUT_PROFILE, Responses, collect_responses, count_responses
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
-from utils.records.datasets import Needs, read_questions, read_task, select_questions
-from utils.records.responses import WITHOUT_PROFILE, Responses, collect_responses, count_responses
 from utils.runs.files import StageFile
 from utils.runs.stage import Stage
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from prompts import History
 from retrieval.search import MOST, Searched
+from utils.base.output import Piece
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Parser
-from utils.files.output import Piece
+from utils.benchmarks.personamem.contexts import first_items
+from utils.benchmarks.readers import writable
 from utils.generation.completions import NotStoredError
 from utils.generation.thinking import NO_PARSER
-from utils.parsing import writable
-from utils.records.contexts import first_items
 from utils.runs.rendering import Asked, call_for_reward, make_call
 from utils.runs.steps import SHARED, Found, Steps
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from utils import cli
-from utils.cli import Arguments
-from utils.cli.errors import counted, first_five, printable
-from utils.files.writing import write_atomically
+from utils.base import cli
+from utils.base.errors import counted, first_five, printable
+from utils.base.flags import Arguments
+from utils.base.writing import write_atomically
 from utils.runs.dry_run import describe_requests
 from utils.runs.publishing import report_shard
 from utils.runs.runner import make_pieces

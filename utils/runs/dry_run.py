@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from utils.cli import Arguments
-from utils.cli.errors import counted, named, printable
+from utils.base.errors import counted, named, printable
+from utils.base.flags import Arguments
 from utils.models.machine import Loaded, describe_engine
 from utils.runs.stage import Stage
 from utils.runs.tally import Lacking, Tally

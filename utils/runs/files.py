@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from utils.cli.errors import counted, quote
-from utils.files.output import Key, MadeFile, Piece
+from utils.base.errors import counted, quote
+from utils.base.output import Key, MadeFile, Piece
+from utils.benchmarks.thoughts import THINK_LONGER, UNFINISHED, UNFINISHED_COUNT, describe_unfinished
 from utils.generation.calls import describe_cost, describe_counts
-from utils.parsing.thoughts import THINK_LONGER, UNFINISHED, UNFINISHED_COUNT, describe_unfinished
 
 NUM_REASONS = 3  # how many reasons of unusable pieces are printed
 NO_ANSWER = "the method gave no answer"  # a piece's reason, if a user's own method returned None

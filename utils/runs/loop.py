@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
-from utils.cli import UserError
+from utils.base.errors import UserError
 
 EXITED = "the method called sys.exit; return None if there is no answer"
 THREADS = 32  # of a method's functions at a time

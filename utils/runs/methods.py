@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from prompts import History
+from utils.base.errors import UserError
+from utils.base.file_hashes import file_hash
+from utils.base.output import Piece
 from utils.benchmarks.checks import Record
+from utils.benchmarks.readers import writable
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.files.file_hashes import file_hash
-from utils.files.output import Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.generation.requests import was_cut
-from utils.parsing import writable
 from utils.runs.ask import Ask
 from utils.runs.files import NO_ANSWER
 from utils.runs.loop import EXITED, begin_branch

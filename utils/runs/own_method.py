@@ -12,13 +12,13 @@ from typing import Any
 
 from prompts import digests, load_prompt
 from retrieval.search import Search, add_search_arguments
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.file_hashes import file_hash
+from utils.base.flags import Arguments
+from utils.base.manifest import noted_settings, without_password
+from utils.base.output import refuse_other_source
 from utils.benchmarks.task import Task
-from utils.cli import Arguments, UserError
-from utils.cli.errors import counted
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import noted_settings, without_password
-from utils.files.output import refuse_other_source
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_model, is_classifier, is_encoder_decoder

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
-from utils import cli
+from utils.base import cli
+from utils.base.arguments import SAMPLED
+from utils.base.errors import UserError, counted, first_five
+from utils.base.file_hashes import file_hash
+from utils.base.flags import Arguments
+from utils.base.manifest import folder_settings, noted_settings
+from utils.base.output import Pieces
+from utils.benchmarks.lampqa import plans as parsing
 from utils.benchmarks.task import Task
-from utils.cli import Arguments, UserError
-from utils.cli.errors import counted, first_five
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import folder_settings, noted_settings
-from utils.files.output import Pieces
+from utils.data.responses import Responses, collect_responses, read_plans
 from utils.generation.chat import Chat
 from utils.generation.engines import choose_model
 from utils.generation.local_chat import open_local_chat
 from utils.generation.model import Model
-from utils.generation.requests import SAMPLED
 from utils.generation.thinking import template_variables
-from utils.parsing import plans as parsing
-from utils.records.responses import Responses, collect_responses, read_plans
 from utils.runs.answers import Dataset, Method, QuestionFile, ResponseFile
 from utils.runs.stage import Stage
 

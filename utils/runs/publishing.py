@@ -3,7 +3,8 @@
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 
-from utils.files.output import Piece
+from utils.base.output import Piece
+from utils.benchmarks.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.generation.calls import (
     THOUGHT_COUNT,
     TOKEN_COUNTS,
@@ -14,7 +15,6 @@ from utils.generation.calls import (
 )
 from utils.generation.model import Model
 from utils.generation.vllm_engine import is_batch_invariant
-from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.runs.files import StageFile
 from utils.runs.tally import Tally
 

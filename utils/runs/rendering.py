@@ -10,15 +10,15 @@ from math import inf
 from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
+from utils.base.output import Key
 from utils.benchmarks.checks import Record, is_unicode
 from utils.benchmarks.metric import Judge, Parser
+from utils.benchmarks.readers import Parsed, nothing, writable
 from utils.benchmarks.task import Entries, Task
-from utils.files.output import Key
+from utils.benchmarks.thoughts import CLOSING
 from utils.generation.calls import Call, MistakeError, fitted_call
 from utils.generation.model import Model
 from utils.generation.thinking import opening_of
-from utils.parsing import Parsed, nothing, writable
-from utils.parsing.thoughts import CLOSING
 from utils.runs.loop import BRANCH
 
 # Names that no placeholder can have, because they are parameters of `Ask.__call__`.

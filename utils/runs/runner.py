@@ -12,8 +12,9 @@ from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.cli import Arguments, UserError, exit_on_signal
-from utils.cli.progress import Progress
+from utils.base.errors import UserError, exit_on_signal
+from utils.base.flags import Arguments
+from utils.base.progress import Progress
 from utils.generation.completions import NotStoredError
 from utils.generation.engines import open_engines
 from utils.generation.requests import Engine, UnavailableError

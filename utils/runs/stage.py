@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from retrieval.search import Search
+from utils.base.errors import UserError
+from utils.base.flags import Arguments
+from utils.base.manifest import manifest_of
+from utils.base.output import Key
 from utils.benchmarks.task import Task
-from utils.cli import Arguments, UserError
-from utils.files.manifest import manifest_of
-from utils.files.output import Key
 from utils.generation.model import Model
 from utils.runs.files import StageFile
 

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from prompts import Messages
-from utils.cli.flags import Arguments
-from utils.files.output import Key, Piece
+from utils.base.flags import Arguments
+from utils.base.output import Key, Piece
 from utils.generation.calls import Call, MistakeError, answer_call
 from utils.generation.completions import Lack, NotStoredError
 from utils.generation.model import Model

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.cli import Arguments
-from utils.cli.errors import counted
-from utils.files.output import Piece, is_failed
+from utils.base.errors import counted
+from utils.base.flags import Arguments
+from utils.base.output import Piece, is_failed
 from utils.generation.calls import Call, prices_of
 from utils.generation.model import Model
 from utils.runs.files import StageFile

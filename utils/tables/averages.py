@@ -1,9 +1,8 @@
 """The averages of score files over the same questions, as a table computes them, to choose between models."""
 
+from utils.base.errors import UserError, counted
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.records.scores import Scores
+from utils.data.scores import Scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.comparable import check_same_content, check_same_judge
 from utils.tables.groups import with_own_groups

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from math import comb
 from typing import NamedTuple
 
+from utils.base.errors import UserError
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.records.sample_scores import SampleScores
-from utils.records.scores import Scores
+from utils.data.sample_scores import SampleScores
+from utils.data.scores import Scores
 from utils.tables.groups import with_own_groups
 
 RESAMPLES = 9_999

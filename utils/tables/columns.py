@@ -10,12 +10,11 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from utils.base.errors import UserError, quote
+from utils.benchmarks.means import mean
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import ALL, Task
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.records.scores import Entry
-from utils.scoring.means import mean
+from utils.data.scores import Entry
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
 from utils.tables.system_scores import CONTROL, Board, System, cluster_names, cluster_of

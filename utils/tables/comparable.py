@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from utils.base.arguments import FURTHER, LIMITS
+from utils.base.errors import UserError, first_five
+from utils.base.manifest import differing_names, manifest_of, short_diff
 from utils.benchmarks import tasks
-from utils.cli import UserError
-from utils.cli.errors import first_five
-from utils.files.manifest import differing_names, manifest_of, short_diff
-from utils.generation.requests import FURTHER, LIMITS
-from utils.records.scores import Entry, Scores, strategy_in_words
+from utils.data.scores import Entry, Scores, strategy_in_words
 from utils.tables.formats import few
 
 # The settings of a score file that change verdicts.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from utils.cli.errors import printable
-from utils.parsing.plans import one_line
+from utils.base.errors import printable
+from utils.benchmarks.lampqa.plans import one_line
 
 # Scores of the same questions are correlated, which two systems' intervals do not show.
 NOT_COMPARED = "Whether two intervals over the same questions overlap says nothing about their difference."

@@ -6,11 +6,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from utils.base.errors import UserError, plural, quote
+from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.task import ALL, Task
-from utils.cli import UserError
-from utils.cli.errors import plural, quote
-from utils.parsing.plans import one_line
-from utils.records.scores import Entry, Scores
+from utils.data.scores import Entry, Scores
 
 NO_GROUP = "(no group)"  # of questions whose group is not known
 

@@ -9,18 +9,18 @@ from statistics import fmean
 from typing import Any
 
 from prompts import FOLDER, load_prompt
-from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
+from utils.base.errors import counted, named, plural, printable, quote
+from utils.base.manifest import manifest_of
+from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.lampqa.task import PUBLIC_CODE, VERBATIM
 from utils.benchmarks.task import ALL, Task
-from utils.cli.errors import counted, named, plural, printable, quote
-from utils.files.manifest import manifest_of
-from utils.parsing.plans import one_line
-from utils.parsing.thoughts import UNFINISHED_COUNT
-from utils.records.responses import UNUSABLE, WITHOUT_PROFILE
-from utils.records.scores import Scores, metric_of, strategy_in_words
-from utils.tables.agreement import sign_test
+from utils.benchmarks.thoughts import UNFINISHED_COUNT
+from utils.data.responses import UNUSABLE, WITHOUT_PROFILE
+from utils.data.scores import Scores, metric_of, strategy_in_words
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
 from utils.tables.formats import few, number, p_text
 from utils.tables.groups import NO_GROUP, with_own_groups
+from utils.tables.significance import sign_test
 from utils.tables.system_scores import (
     CONTROL,
     SAMPLE,

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from utils.base.errors import UserError, quote
+from utils.base.json_files import read_json
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.files.json_files import read_json
 from utils.tables.columns import MACRO, columns_of
 from utils.tables.formats import few, number
 

@@ -6,8 +6,7 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
 
-from utils.cli import UserError
-from utils.cli.errors import counted, plural, quote
+from utils.base.errors import UserError, counted, plural, quote
 from utils.tables.columns import (
     MACRO,
     PERMUTATION,

@@ -8,7 +8,8 @@ of questions is one stratum; the macro average has a stratum per group and is th
 statistic is None if a stratum is too small. If `clusters` are given, one name per value, only clusters are independent:
 questions of the same cluster (such as a user) depend on each other. A cluster may be in several strata. A percentile
 bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). If the score
-is not a mean, such as macro F1, `of` computes it (see `utils.scoring.means.Pooled.of`), and `strata` hold its inputs.
+is not a mean, such as macro F1, `of` computes it (see `Pooled.of` in utils/benchmarks/means.py), and `strata` hold its
+inputs.
 
 SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question separately;
 here, only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
@@ -333,3 +334,24 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(tests) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
+
+
+def sign_test(first: int, second: int) -> dict[str, Any] | None:
+    """Test whether one of two systems is preferred more often, from the questions without a tie; None if all are ties.
+
+    Returns:
+        share: the share of these questions where the first system is preferred.
+        interval: the share's 95% interval (Clopper & Pearson 1934), which excludes 0.5 if p < 0.05.
+        p: of the exact binomial test, two-sided.
+    """
+    from scipy.stats import binomtest
+
+    if not first + second:
+        return None
+    test = binomtest(first, first + second)
+    limits = test.proportion_ci()
+    return {
+        "share": float(test.statistic),
+        "interval": (float(limits.low), float(limits.high)),
+        "p": float(test.pvalue),
+    }

@@ -9,14 +9,13 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from utils.base.errors import UserError, counted, first_five, kind, plural, quote
+from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks import tasks
+from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted, first_five, kind, plural, quote
-from utils.files.manifest import manifest_of, settings_of
-from utils.parsing.plans import one_line
-from utils.records.scores import CARRIED, Entry, Scores, read_scores, strategy_in_words
+from utils.data.scores import CARRIED, Entry, Scores, read_scores, strategy_in_words
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
 from utils.tables.formats import few
 from utils.tables.groups import joined_by, named_group, regrouped, with_own_groups

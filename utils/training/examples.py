@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prompts import Prompt
+from utils.base.errors import UserError, counted, first_five, named
+from utils.base.flags import Arguments
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import counted, first_five, named
-from utils.cli.flags import Arguments
 from utils.generation.fitting import Fitted, Window
 from utils.generation.local_chat import LocalChat, PlainText
 from utils.training.checkpoints import Selection

@@ -9,18 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from utils import cli
+from utils.base import cli
+from utils.base.errors import UserError, counted, named, num_processes
+from utils.base.file_hashes import file_hash
+from utils.base.manifest import describe_run, read_folder_manifest, refuse_unranked
+from utils.base.progress import announce
 from utils.benchmarks.checks import Record
-from utils.cli import UserError, num_processes
-from utils.cli.errors import counted, named
-from utils.cli.progress import announce
-from utils.files.file_hashes import file_hash
-from utils.files.manifest import describe_run, read_folder_manifest, refuse_unranked
+from utils.data.datasets import Needs, read_dataset
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
 from utils.models.machine import check_before_fetching, describe_weights
-from utils.records.datasets import Needs, read_dataset
 from utils.training.checkpoints import STATES, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from utils import cli
-from utils.cli import UserError
-from utils.cli.errors import counted
-from utils.cli.progress import Progress, announce
-from utils.files.manifest import read_folder_manifest, write_folder_manifest
-from utils.files.writing import open_appending, sync_folder, write_line
+from utils.base import cli
+from utils.base.errors import UserError, counted
+from utils.base.manifest import read_folder_manifest, write_folder_manifest
+from utils.base.progress import Progress, announce
+from utils.base.writing import open_appending, sync_folder, write_line
 from utils.training.checkpoints import (
     Run,
     Selection,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback
 
-from utils import cli
+from utils.base import cli
 from utils.models.devices import fitting
 from utils.training.recorder import Recorder
 

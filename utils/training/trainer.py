@@ -14,8 +14,8 @@ from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments, set_seed
 
-from utils.cli import num_processes
-from utils.cli.progress import announce
+from utils.base.errors import num_processes
+from utils.base.progress import announce
 from utils.models import base_model, devices
 from utils.models.base_model import NO_LOSS, target_loss, write_reply
 from utils.training.checkpoints import Run

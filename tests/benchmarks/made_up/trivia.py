@@ -5,10 +5,10 @@ from typing import Annotated
 
 import msgspec
 
+from utils.benchmarks import direct
 from utils.benchmarks.metric import Metric, Output
+from utils.benchmarks.readers import Parsed
 from utils.benchmarks.task import Files, Options, Task
-from utils.parsing import Parsed
-from utils.scoring import direct
 
 FOLDER = Path(__file__).parent
 

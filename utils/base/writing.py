@@ -1,0 +1,207 @@
+"""Write files completely or not at all, by renaming a temporary file."""
+
+import errno
+import glob
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from utils.base.errors import AWAY, UserError, describe_os_error
+
+LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
+OWN = secrets.token_hex(4)  # part of the names of this process's temporary files, after its pid
+STAGED = "[0-9a-f]" * 16 + ".tmp"  # a glob pattern for the end of these names
+
+
+def check_could_write(path: Path) -> None:
+    """Raise UserError if a file surely cannot be written at `path`: a folder, no permission, or a full disk."""
+    with as_user_error(path):
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; give a file")
+        longest = path.with_name(f"{path.name}.manifest.json")
+        staged_path(longest).exists()  # fails if the name is too long
+        folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
+        if not folder.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        disk = os.statvfs(folder)
+        if disk.f_blocks and not disk.f_bavail:  # before anything is paid for that could not be kept
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def as_user_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
+
+
+def sync(file: IO[Any] | int) -> None:
+    """Wait until a file or a folder is on disk; return at once if the file system (CIFS, FUSE) does not support that.
+
+    OSError if the data was not saved.
+    """
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno in LOST:
+            raise
+
+
+def check_regular(path: Path) -> None:
+    """Raise UserError if a path exists and is not a regular file, because it could not be replaced later."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a regular file; move it away, or give another output")
+
+
+def open_appending(path: Path) -> IO[bytes]:
+    """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
+
+    UserError if the path is not a regular file, or is a symbolic link, because its target is not ours.
+    """
+    check_regular(path)
+    if path.is_symlink():
+        raise UserError(f"{path}: a symbolic link; move it away, or give another output")
+    return open(path, "a+b", buffering=0)
+
+
+def own_name() -> str:
+    """Return a name for a file to which only this process appends; the names of older such files sort before it."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
+    now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    return f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
+    """Write a line to an unbuffered file, which may take it in parts; an OSError names `path`."""
+    try:
+        while line:
+            line = line[file.write(line) :]
+    except OSError as error:  # without `naming`, which takes longer than a short write
+        error.filename = str(path)
+        raise
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`. On exit, the file there replaces `path`; after an error, it is deleted.
+
+    At any time, also after a power cut, readers see either the old file or the new one. An OSError names a file.
+    """
+    path = real_path(path)
+    staged = staged_path(path)
+    try:
+        with naming(path):
+            yield staged
+        sync_path(staged)
+        os.replace(staged, path)
+        with suppress(PermissionError):  # files may be made in the folder but not listed
+            sync_path(path.parent)
+    except BaseException:  # of any kind: only the space is freed, as on a full disk
+        staged.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    with replacing(path) as staged:
+        staged.write_text(text, encoding="utf-8")
+
+
+def delete_leftovers(path: Path) -> None:
+    """Delete what killed processes left of a file and its manifest under temporary names. The caller holds the lock."""
+    path = real_path(path)
+    for name in (path.name, f"{path.name}.manifest.json"):
+        for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):
+            staged.unlink(missing_ok=True)
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Make `link` a symbolic link to `target`; at any time, readers see either the old link or the new one."""
+    staged = staged_path(link)
+    staged.symlink_to(target)
+    staged.replace(link)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file; an iterator's items are written as a list. Lone surrogates are written as escapes."""
+    if isinstance(data, Iterator):
+        write_array(path, data, indent=2)
+        return
+    with open_whole(path, "wb") as file:  # in parts: as one text it would take several times its size in memory
+        file.writelines(part.encode(errors="backslashreplace") for part in _json_parts(data))
+        file.write(b"\n")
+
+
+_json_parts = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
+
+
+def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
+    """Write a JSON array with only one item in memory at a time, and return the number of items.
+
+    The file has the text of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError if
+    there are no items, or an item is not JSON.
+    """
+    number, margin = 0, " " * indent
+    with open_whole(path) as file:
+        for number, item in enumerate(items, 1):
+            text = json.dumps(item, ensure_ascii=False, allow_nan=False, indent=indent)
+            file.write(",\n" if number > 1 else "[\n")
+            file.write(margin + text.replace("\n", "\n" + margin))
+        if number == 0:
+            raise ValueError("an empty file")
+        file.write("\n]\n")
+    return number
+
+
+@contextmanager
+def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a file for writing. An OSError names the file."""
+    with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+        yield file
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until everything in a folder, at any depth, is on disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of files, is on disk, as `sync` does."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with naming(path):
+            sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Add the name `path` to an OSError that names no file, such as that of a failed write."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def staged_path(path: Path) -> Path:
+    """Return the temporary path at which this process writes a file before it replaces `path`."""
+    return path.with_name(f"{path.name}.{os.getpid():08x}{OWN}.tmp")
+
+
+def real_path(path: str | Path) -> Path:
+    """Return the path, or the target if it is a symbolic link, so that an output that is a link stays a link."""
+    return Path(os.path.realpath(path) if os.path.islink(path) else path)

@@ -1,0 +1,71 @@
+"""The LaMP-QA metric (paper, Algorithm 1): turn verdicts on aspects into the scores of questions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from utils.benchmarks.direct import summarize_scores
+from utils.benchmarks.means import mean
+from utils.benchmarks.verdicts import Verdict, is_answered, origin, score
+
+VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
+MAX_VERDICT = 2
+
+
+def question_score(
+    aspect_scores: Sequence[float | None], unscored_as_zero: bool = False, between: bool = False
+) -> float | None:
+    """Compute one response's score, sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
+
+    Args:
+        unscored_as_zero: count a missing verdict, None, as 0.
+        between: accept any number from 0 to 2, such as an expectation or a mean.
+
+    Returns:
+        The score; None if an aspect has no verdict and `unscored_as_zero` is False.
+
+    Raises:
+        ValueError: no aspects, or a score that is not None, 0, 1 or 2 (with `between`: None or from 0 to 2).
+    """
+    if not aspect_scores:
+        raise ValueError("a question without aspects has no score")
+    for verdict in aspect_scores:
+        # The type is compared because True == 1 and 1.0 == 1.
+        types = (int, float) if between else (int,)
+        if verdict is not None and (type(verdict) not in types or not 0 <= verdict <= MAX_VERDICT):
+            wanted = "a number from 0 to 2" if between else "the integer 0, 1 or 2"
+            raise ValueError(f"{verdict!r} is not a verdict: {wanted}, or None")
+    if None in aspect_scores and not unscored_as_zero:
+        return None
+    return sum(verdict or 0 for verdict in aspect_scores) / (MAX_VERDICT * len(aspect_scores))
+
+
+def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return a question's entry in the score file; `score` is 0 without an answer, None if a verdict is missing."""
+    details = [
+        {"aspect": title, "score": score(verdict), **origin(verdict)}
+        for title, verdict in zip(titles, verdicts, strict=True)
+    ]
+    return {"answered": all(map(is_answered, verdicts)), "score": score_of(details), "details": details}
+
+
+def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
+    """Return the `question_score` of an entry's details, None if these are empty; ValueError if they are invalid."""
+    if not all(
+        isinstance(detail, dict) and "score" in detail and isinstance(detail.get("aspect"), str) for detail in details
+    ):
+        raise ValueError("field 'details' is not a list of scored aspects")
+    between = any("probabilities" in detail or "drawn" in detail for detail in details)
+    return question_score([detail["score"] for detail in details], unscored_as_zero, between) if details else None
+
+
+def in_words(verdict: float | None) -> str:
+    """Return a verdict in words; a value between the named ones is returned as a number."""
+    return VERDICTS.get(verdict) or f"{verdict:.2f}"
+
+
+def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a score file's head: `summarize_scores` of the questions with aspects, and the ids of the others."""
+    judged = [question for question in per_question if question["details"]]
+    as_zero = mean([score_of(question["details"], True) for question in judged])
+    without = [question["id"] for question in per_question if not question["details"]]
+    return {**summarize_scores(judged), "score_unscored_as_zero": as_zero, "questions_without_aspects": without}

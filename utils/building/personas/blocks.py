@@ -1,0 +1,185 @@
+"""Draw the blocks of a persona's history, put them in order and add small talk; seeded, no model.
+
+A block is a period of a topic. A topic's periods are drawn in order (first, week, month, year), so the blocks drawn are
+always its first ones. T is the topic whose last block the questions are mainly about. All draws depend on `key`, which
+holds the seed, the persona and the size.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from typing import Any, NamedTuple
+
+from utils.building.personas.inputs import PERIODS
+
+# Weights of periods in a draw, by the share of blocks drawn so far; the other periods weigh OTHERWISE.
+STAGES = (
+    (0.25, {"init": 1.0}),
+    (0.5, {"next_week": 1.0, "init": 0.2}),
+    (0.75, {"next_month": 1.0, "next_week": 0.2}),
+    (math.inf, {"next_year": 1.0, "next_month": 0.2}),
+)
+OTHERWISE = 0.1
+ATTEMPTS = 100  # draws of blocks until a topic has all periods
+NEAR_SHARE = 10  # if T comes first, one in ten of the other blocks is spread among its blocks
+
+CARD = "card"
+SMALL_TALK = "small talk"
+NO_SMALL_TALK = 15  # blocks, at most
+FEW_BLOCKS = 30  # a longer history has more small talk, and questions are left out
+SMALL_TALK_WEIGHTS = {True: (0.7, 0.2, 0.1), False: (1,) * 19}  # of 0, 1, ... pieces, by whether there are few blocks
+
+CountTokens = Callable[[list[str]], Sequence[int]]  # the number of tokens of each text
+
+
+class MessageId(NamedTuple):
+    """A persona's message; `section` is its event's date, or the section's number if the date is missing or taken."""
+
+    topic: str
+    period: str
+    section: str
+    turn: int
+    role: str
+
+
+class Message(NamedTuple):
+    id: MessageId
+    content: str
+    tokens: int
+
+
+class Block(NamedTuple):
+    topic: str
+    period: str
+    messages: list[Message]
+    tokens: int
+
+
+Topics = dict[str, list[Block]]  # the blocks of each topic, in the order of PERIODS
+
+
+def make_blocks(card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens) -> list[Block]:
+    """Return a topic's blocks; they end before the first period without sections."""
+    blocks = []
+    for period in PERIODS:
+        sections = conversation["periods"].get(period, {}).get("sections")
+        if not sections:
+            break
+        texts = {MessageId(topic, period, CARD, 0, "system"): f"Current user persona: {card}"}
+        for number, section in enumerate(sections):
+            name = section["event"]
+            if name is None or MessageId(topic, period, name, 0, "user") in texts:
+                name = str(number)
+            for turn, message in enumerate(section["turns"]):
+                for role, speaker in zip(("user", "assistant"), conversation["speakers"], strict=True):
+                    texts[MessageId(topic, period, name, turn, role)] = f"{speaker}: {message[role]}"
+        messages = count_messages(texts, count_tokens)
+        blocks.append(Block(topic, period, messages, tokens_of(messages)))
+    return blocks
+
+
+def make_small_talk(small_talk: Mapping[str, Any], count_tokens: CountTokens) -> list[list[Message]]:
+    """Return the messages of each piece of small talk that has a value."""
+    pieces = []
+    for number, turns in sorted((number, turns) for number, turns in small_talk.items() if turns is not None):
+        texts = {
+            MessageId(SMALL_TALK, "", number, turn, role): f"{role.capitalize()}: {message[role]}"
+            for turn, message in enumerate(turns)
+            for role in ("user", "assistant")
+        }
+        pieces.append(count_messages(texts, count_tokens))
+    return pieces
+
+
+def count_messages(texts: Mapping[MessageId, str], count_tokens: CountTokens) -> list[Message]:
+    counted = zip(texts.items(), count_tokens(list(texts.values())), strict=True)
+    return [Message(message_id, text, tokens) for (message_id, text), tokens in counted]
+
+
+def tokens_of(parts: Sequence[Message] | Sequence[Block]) -> int:
+    return sum(part.tokens for part in parts)
+
+
+def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
+    """Draw `number` blocks one at a time, or all if there are fewer."""
+    drawn = dict.fromkeys(sorted(topics), 0)
+    number = min(number, sum(map(len, topics.values())))
+    for done in range(number):
+        weights = next(weights for end, weights in STAGES if done / number < end)
+        opened = [topic for topic in drawn if drawn[topic] < len(topics[topic])]
+        [topic] = rng.choices(opened, [weights.get(PERIODS[drawn[topic]], OTHERWISE) for topic in opened])
+        drawn[topic] += 1
+    return {topic: topics[topic][:count] for topic, count in drawn.items() if count}
+
+
+def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[Topics, str] | None:
+    """Draw blocks until a topic that fits the limit alone has all periods; return the blocks and T.
+
+    After ATTEMPTS draws, take the first draw that reached the latest period. None if no topic fits alone.
+    """
+    chosen, latest = None, 0
+    for attempt in range(ATTEMPTS):
+        drawn = draw_blocks(topics, number, random.Random(f"{key}:blocks:{attempt}"))
+        lengths = {topic: len(blocks) for topic, blocks in drawn.items() if tokens_of(blocks) <= limit}
+        if lengths and max(lengths.values()) > latest:
+            latest = max(lengths.values())
+            far = random.Random(f"{key}:T").choice([topic for topic in lengths if lengths[topic] == latest])
+            chosen = drawn, far
+        if latest == len(PERIODS):
+            break
+    return chosen
+
+
+def fit_topics(drawn: Topics, far: str, limit: int, key: str) -> Topics:
+    """Drop whole random topics other than T until the rest is within the limit."""
+    others = [topic for topic in drawn if topic != far]
+    random.Random(f"{key}:drop").shuffle(others)
+    while sum(tokens_of(drawn[topic]) for topic in [far, *others]) > limit:
+        others.pop()
+    return {topic: blocks for topic, blocks in drawn.items() if topic in {far, *others}}
+
+
+def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random) -> list[Block]:
+    """Put T's last block at the end or near the beginning; each topic's periods stay in order.
+
+    Other topics' blocks are shuffled within each period. They come between T's other blocks and its last one. If T
+    `comes_first`, they come after all of T, except for a tenth that is spread among T's blocks before its last one.
+    """
+    of_topic, others = topics[far], []
+    for period in PERIODS:
+        same = [block for topic in topics if topic != far for block in topics[topic] if block.period == period]
+        others += rng.sample(same, len(same))
+    if not comes_first:
+        return [*of_topic[:-1], *others, of_topic[-1]]
+    near = math.ceil(len(others) / NEAR_SHARE)
+    places = set(rng.sample(range(near + len(of_topic) - 1), near))
+    spread, earlier = iter(others[:near]), iter(of_topic[:-1])
+    mixed = [next(spread if place in places else earlier) for place in range(near + len(of_topic) - 1)]
+    return [*mixed, of_topic[-1], *others[near:]]
+
+
+def add_small_talk(
+    blocks: Sequence[Block], small_talk: list[list[Message]], limit: int, rng: random.Random
+) -> tuple[list[Message], Counter[str]]:
+    """Return the blocks' messages with small talk between the blocks, and counts of pieces.
+
+    A piece is used again only after all have been used. Pieces that would exceed the limit are left out.
+    """
+    gaps, counts, free = len(blocks) - 1, Counter[str](), limit - tokens_of(blocks)
+    weights = SMALL_TALK_WEIGHTS[len(blocks) < FEW_BLOCKS]
+    numbers = rng.choices(range(len(weights)), weights, k=gaps) if len(blocks) > NO_SMALL_TALK and small_talk else []
+    wanted = [gap for gap, number in enumerate(numbers) for _ in range(number)]
+    added: dict[int, list[Message]] = {}
+    supply = cycle(rng.sample(small_talk, len(small_talk)))
+    for gap in rng.sample(wanted, len(wanted)):  # in random order, so that the limit thins all gaps alike
+        piece = next(supply)
+        if tokens_of(piece) > free:
+            counts["pieces of small talk over the limit, left out"] += 1
+            continue
+        free -= tokens_of(piece)
+        added.setdefault(gap, []).extend(piece)
+        counts["pieces of small talk"] += 1
+    counts["pieces of small talk used again"] = max(0, counts["pieces of small talk"] - len(small_talk))
+    return [message for gap, block in enumerate(blocks) for message in (*block.messages, *added.get(gap, ()))], counts

@@ -1,0 +1,214 @@
+"""Turn a benchmark's published files into one file of records, with a manifest of their origin."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from utils.base.errors import UserError, counted, quote
+from utils.base.file_hashes import file_hash
+from utils.base.made import Made, State, say_finished
+from utils.base.manifest import publish, publishing, read_manifest
+from utils.base.progress import announce_file
+from utils.base.web_files import Server
+from utils.base.writing import delete_leftovers, open_whole, real_path, replacing, write_array
+from utils.benchmarks.checks import Record, check_field, check_id
+from utils.benchmarks.personamem.contexts import ContextsFile, refer, write_contexts
+from utils.benchmarks.published import OnHub, OnServer, Originals, Source
+from utils.benchmarks.task import Task
+from utils.data.datasets import read_questions
+from utils.data.originals import read_originals
+from utils.data.responses import question_hash
+from utils.data.tables import table_rows
+
+
+def make_file(
+    task: Task,
+    published: OnHub | OnServer,
+    split: str,
+    source: Source | Server,
+    path: Path,
+    overwrite: bool,
+    run: dict[str, Any],
+    skip_invalid: bool = False,
+) -> None:
+    """Write one dataset file and its manifest, which begins with `run`, and print a summary.
+
+    Files beside the dataset are written first: one of the histories that questions share, and one for each column of
+    responses. With `skip_invalid`, questions whose end lies outside their history are left out.
+    """
+    originals = published.originals(source, split)
+    originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
+    names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
+    stem = real_path(path).with_suffix("")  # of a link's target, which is the file that is written
+    beside = stem.with_name(f"{stem.name}_contexts.jsonl") if originals.contexts or originals.link else None
+    name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
+    settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
+    settings |= {"skip_invalid": True} if skip_invalid else {}
+    if source.is_folder:
+        settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
+    responses = {
+        stem.with_name(f"{stem.name}_{column}.json"): settings | {"response": column} for column in originals.responses
+    }
+    states = [Made(made, wanted, overwrite).check() for made, wanted in {path: settings, **responses}.items()]
+    if {*states} == {State.CURRENT} and (
+        beside is None or (beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256"))
+    ):
+        say_finished(path)
+        return
+    started = time.monotonic()
+    files = {name: source.fetch(name) for name in names}
+    hashes = {name: file_hash(file) for name, file in files.items()}
+    manifest = {**run, "settings": settings}
+    with telling_how_again(source, files), publishing(path, manifest) as staged:
+        if beside is None:
+            announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
+            number, texts = write_questions(task, originals, files, staged)
+            figures: dict[str, Any] = {"questions": number}
+            for response_path, wanted in responses.items():
+                publish(response_path, texts[wanted["response"]], {**run, "settings": wanted})
+        else:
+            figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
+        expected = published.questions[split]
+        if expected is not None:
+            figures["published_questions"] = {"number": expected, "source": published.said_by}
+        note = describe_figures(figures)
+        figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
+        manifest |= figures
+    at = f" of commit {source.commit[:12]}" if source.commit else ""
+    print(f"{path}: {counted(figures['questions'], 'question')}{at}{note}", flush=True)
+
+
+def describe_figures(figures: dict[str, Any]) -> str:
+    """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
+    notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
+    if figures.get("skipped"):
+        notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
+    if figures.get("identical_options"):
+        right = f"in {figures['identical_to_right']} of these, the right option is one of the two"
+        notes.append(f"{figures['identical_options']} with two identical options; {right}")
+    if published["number"] != figures["questions"]:
+        notes.append(f"{published['source']} says {published['number']}")
+    return "".join(f"; {note}" for note in notes)
+
+
+def find_linked(source: Source, originals: Originals) -> dict[str, str]:
+    """Return the path at the source of each linked history, by link; UserError if the source lacks the file.
+
+    A link ends with a path relative to the table's folder or a parent of it; an address or folders may come first.
+    """
+    [table] = originals.questions
+    folder, paths_by_link = PurePosixPath(table).parent, {}
+    for where, row in table_rows(source.fetch(table)):
+        link = row.get(originals.link) or ""
+        parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # deeper nesting would take seconds per link
+        ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
+        paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
+        paths_by_link[link] = paths_by_link.get(link) or next((path for path in paths if path in source.sizes), None)
+        if paths_by_link[link] is None:
+            row_number = where.rpartition(": ")[2]
+            raise UserError(
+                f"{source.name}: {table}: {row_number}: {originals.link}: no file {quote(link)}\n"
+                "  give the complete dataset: the published table and the files that it links to"
+            )
+    return paths_by_link
+
+
+@contextmanager
+def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterator[None]:
+    """Add to a one-line UserError what to do about the damaged files."""
+    try:
+        yield
+    except UserError as error:
+        if "\n" in str(error):
+            raise
+        named = [file for file in files.values() if str(file) in str(error)] or files.values()
+        # Delete the target of a link in the hub's cache, or the client would find it there.
+        blobs = [file.parent / file.readlink() if file.is_symlink() else file for file in named]
+        again = f"delete {' '.join(map(os.path.normpath, blobs))} to download it again"
+        raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
+
+
+def write_questions(
+    task: Task, originals: Originals, files: dict[str, Path], path: Path
+) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """Write the records of these files as one JSON array, without their columns of responses.
+
+    Return the number of records, and the responses by column; UserError if a file is damaged, or a response is missing.
+    """
+    questions = [files[name] for name in originals.questions]
+    outputs = originals.outputs and files[originals.outputs]
+    responses: dict[str, dict[str, list[dict[str, Any]]]] = {column: {} for column in originals.responses}
+
+    def split_off(row: dict[str, Any], where: str) -> Record:
+        for column, by_id in responses.items():
+            check_field(row, where, column)
+            by_id[check_id(row.get("id"), where)] = [{"output": row.pop(column), "question_hash": question_hash(row)}]
+        return row
+
+    task = replace(task, files=replace(task.files, convert=split_off)) if responses else task
+    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
+
+
+def compare_ids(path: Path, other: Path) -> None:
+    """Print how many ids are in only one of two datasets with the same questions, or how to get the dataset `other`."""
+    if not other.exists():
+        print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
+        return
+    ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
+    only_here, only_there = len(ids - others), len(others - ids)
+    print(f"{path}: {only_here} of {counted(len(ids), 'id')} not in {other}, and {only_there} only there")
+
+
+def write_with_contexts(
+    task: Task,
+    originals: Originals,
+    files: dict[str, Path],
+    path: Path,
+    beside: Path,
+    overwrite: bool,
+    skip_invalid: bool,
+) -> dict[str, Any]:
+    """Write the contexts, copied or made of linked histories, to `beside` and the records to `path`; return counts.
+
+    UserError if a file is damaged or a question refers to a missing context; existing contexts are then kept.
+    """
+    announce_file("reading", files[originals.contexts or originals.questions[0]])
+    delete_leftovers(beside)
+    with replacing(beside) as copy:
+        questions = [files[name] for name in originals.questions]
+        records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
+        if originals.link:
+            records = list(records)  # so that errors in the records are reported first
+            histories = {link: files[name] for link, name in originals.linked.items()}
+            write_contexts(histories, originals.messages, copy)
+        shared = copy if originals.link else files[originals.contexts]
+        contexts = ContextsFile(shared)
+        referring, skipped = refer(records, contexts, beside.name, skip_invalid)
+        if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
+            raise UserError(f"{beside}: exists, but has other contexts\n  give --overwrite to replace it")
+        announce_file("writing", beside, shared.stat().st_size)
+        if not originals.link:
+            with shared.open("rb") as whole, open_whole(copy, "wb") as file:
+                shutil.copyfileobj(whole, file)
+    return {
+        "questions": write_array(path, referring, indent=4),
+        "contexts": len(list(contexts)),
+        "contexts_sha256": contexts.sha256,
+        "skipped": skipped,
+        **count_identical(task, referring),
+    }
+
+
+def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
+    """Count the questions with two options of the same text, and the questions whose right option has a twin."""
+    twins = {"identical_options": 0, "identical_to_right": 0}
+    for record in records:
+        texts = task.options.texts(record) if task.options else {}
+        twins["identical_options"] += len(set(texts.values())) < len(texts)
+        twins["identical_to_right"] += [*texts.values()].count(texts.get(record.get("target"))) > 1
+    return twins

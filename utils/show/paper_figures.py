@@ -1,0 +1,317 @@
+"""Draw the figures of utils/make_figures.py, except the figure of a training."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from utils.base.errors import plural
+from utils.benchmarks.metric import Metric
+from utils.show.dataset_counts import Column
+from utils.show.figure_style import (
+    CHARACTER,
+    COLUMN,
+    DARK,
+    LIGHT,
+    MARKERS,
+    NOT_FROM_0,
+    PAGE,
+    SMALL_TEXT,
+    TEXT,
+    TICKS,
+    add_legend,
+    draw_intervals,
+    figure_style,
+    new_figure,
+    score_label,
+    score_limits,
+    tidy,
+    wrapped,
+)
+from utils.tables.best_of_n import Curve
+from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
+from utils.tables.system_scores import System
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+
+HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # figure 3: one per system
+COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # figure 3: most systems that fit in a column, and with horizontal numbers
+COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
+SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
+Points = list[tuple[float, float | None]]  # positions on the axis, with their values
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """An evaluator's agreement with humans, its 95% interval, and its mean score, all 0 to 1; None if unknown."""
+
+    name: str
+    strategy: str
+    accuracy: float | None
+    accuracy_interval: tuple[float, float] | None
+    mean_score: float | None
+
+
+# Figures 2 and 16
+
+
+@figure_style()
+def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: str) -> "Figure":
+    """Draw scores by the number of posts, ascending, with a panel for each table column that has any score."""
+    groups = [group for group in points[min(points)] if any(of_k[group].mean is not None for of_k in points.values())]
+    columns = min(2, len(groups))
+    rows = math.ceil(len(groups) / columns)
+    figure = new_figure(COLUMN, 0.6 + 1.25 * rows)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for panel, group in zip(panels, groups, strict=False):
+        shown = {k: by_group[group] for k, by_group in points.items() if by_group[group].mean is not None}
+        style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
+        panel.plot(list(shown), [point.mean for point in shown.values()], clip_on=False, **style)
+        draw_intervals(panel, {k: point.interval for k, point in shown.items() if point.interval is not None})
+        tidy(panel, **TICKS, labelbottom=True)  # also if the panel below is left out
+        panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
+    for panel in panels[len(groups) :]:
+        panel.set_visible(False)
+    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], metric)
+    panels[0].set_ylim(low, high)
+    panels[0].set_xticks(list(points))
+    figure.supylabel(score_label(metric), fontsize=TEXT)
+    lines = ["k: number of posts from the profile", f"bars: {bars}", *[NOT_FROM_0] * (low > 0)]
+    figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
+    return figure
+
+
+# Figure 3
+
+
+@figure_style()
+def systems_figure(systems: list[System]) -> "Figure":
+    """Draw a bar per system for each table column with any score, and the last system in percent of the first.
+
+    The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
+    that rises by 155% would be above 1.
+    """
+    means = list(map(column_means, systems))
+    groups = [group for group in means[0] if any(row[group] is not None for row in means)]
+    width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
+    figure = new_figure(width, 2.8)
+    panel = figure.subplots()
+    bars = [draw_system(panel, [row[group] for group in groups], i, len(systems)) for i, row in enumerate(means)]
+    ends = [(means[0][group], means[-1][group]) for group in groups]
+    percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
+    labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
+    panel.set_xticks(range(len(groups)), labels)
+    panel.set_xlim(-0.5, len(groups) - 0.5)
+    tidy(panel, **TICKS)
+    panel.tick_params(axis="x", length=0)
+    highest = max(row[group] or 0 for row in means for group in groups)
+    panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
+    panel.set_ylabel(score_label(systems[0].metric), fontsize=TEXT, labelpad=2)
+    last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
+    relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
+    figure.supxlabel(relative, fontsize=SMALL_TEXT)
+    add_legend(figure, bars, [wrapped(system.label, 38, lines=2) for system in systems])
+    return figure
+
+
+def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
+    """Draw one system's bars, with the score, or a dash, printed above each."""
+    from matplotlib import colormaps
+
+    width = 0.84 / num_systems
+    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(means))]
+    # Each system is darker than the one before, also in grey and to the colour-blind.
+    color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
+    hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
+    bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
+    texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
+    panel.bar_label(bars, texts, padding=1.5, rotation=90 if num_systems > LEVEL_SYSTEMS else 0, fontsize=SMALL_TEXT)
+    return bars
+
+
+def decimals(value: float, digits: int = 2) -> str:
+    """Return a score as the paper prints it, without the 0 before the decimal point."""
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
+# Figure 4
+
+
+@figure_style()
+def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
+    """Draw evaluators' agreement with humans, with 95% intervals if known, and mean scores, in the given order."""
+    width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
+    figure = new_figure(width, 2.6)
+    panel = figure.subplots()
+    # Points lie a little left and right of the evaluator's position, so that none hides another.
+    agreement = [(i - 0.04, evaluator.accuracy) for i, evaluator in enumerate(evaluators)]
+    score = [(i + 0.04, evaluator.mean_score) for i, evaluator in enumerate(evaluators)]
+    limits = [(i - 0.04, evaluator.accuracy_interval) for i, evaluator in enumerate(evaluators)]
+    intervals = {place: interval for place, interval in limits if interval is not None}
+    style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
+    lines = [draw_series(panel, agreement, evaluators, color=DARK, marker="o")]
+    lines += [draw_series(panel, score, evaluators, **style)]
+    draw_intervals(panel, intervals)
+    print_values(panel, agreement, "{:.0%}".format, "right")
+    print_values(panel, score, decimals, "left")
+    letters = int((width - 0.5) / len(evaluators) / CHARACTER)
+    panel.set_xticks(range(len(evaluators)), [wrapped(evaluator.name, letters) for evaluator in evaluators])
+    panel.set_xlim(-0.5, len(evaluators) - 0.5)
+    panel.set_ylim(0, 1)
+    panel.set_xlabel("evaluator", fontsize=TEXT)
+    panel.set_ylabel("agreement, score (0 to 1)", fontsize=TEXT)
+    tidy(panel, **TICKS)
+    add_legend(figure, lines, [f"agreement with humans{' (bars: 95% intervals)' if intervals else ''}", "mean score"])
+    return figure
+
+
+def draw_series(panel: "Axes", points: Points, evaluators: list[Evaluator], **style: Any) -> "Line2D":
+    """Draw a line through the points that breaks at missing values and where another strategy begins."""
+    line: list[tuple[float, float]] = []
+    for i, (place, value) in enumerate(points):
+        if i > 0 and evaluators[i].strategy != evaluators[i - 1].strategy:
+            line.append((place, math.nan))
+        line.append((place, math.nan if value is None else value))
+    return panel.plot(*zip(*line, strict=True), markersize=5, linewidth=1.2, clip_on=False, **style)[0]
+
+
+def print_values(panel: "Axes", points: Points, form: Callable[[float], str], end: str) -> None:
+    """Print each point's value a little above it, with the text's left or right `end` at the point."""
+    style = {"textcoords": "offset points", "ha": end, "va": "bottom", "fontsize": SMALL_TEXT}
+    for point in points:
+        if point[1] is not None:
+            panel.annotate(form(point[1]), point, (4 if end == "left" else -4, 1), **style)
+
+
+# Scores by group
+
+
+@figure_style()
+def groups_figure(systems: list[System]) -> "Figure":
+    """Draw one row per table column with any score, and in it one mark per system, with its interval."""
+    from matplotlib import colormaps
+
+    points = [points_of(system) for system in systems]
+    columns = [name for name in columns_of(systems[0].task) if any(row[name].mean is not None for row in points)]
+    row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
+    figure = new_figure(PAGE, 1.1 + len(columns) * row_height)
+    panel = figure.subplots()
+    marks = []
+    for number, row in enumerate(points):
+        # Each system is paler than the one before, also in grey; its mark distinguishes it from the others.
+        color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
+        offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
+        scored = [(place + offset, row[name]) for place, name in enumerate(columns) if row[name].mean is not None]
+        for place, point in scored:
+            if point.interval is not None:
+                panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
+        style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
+        marks += panel.plot([point.mean for _, point in scored], [place for place, _ in scored], **style)
+    labels = [group_label(name, [row[name].questions for row in points]) for name in columns]
+    panel.set_yticks(range(len(columns)), labels)
+    panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
+    panel.set_ylim(len(columns) - 0.5, -0.5)
+    low, high = score_limits([row[name] for row in points for name in columns], systems[0].metric)
+    panel.set_xlim(low, high)
+    tidy(panel, "x", **TICKS)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(systems[0].metric)}", fontsize=TEXT)
+    lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
+    figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
+    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
+    return figure
+
+
+def group_label(name: str, numbers: list[int]) -> str:
+    """Return a group's name with its number of questions; systems may have been scored on different numbers."""
+    least, most = min(numbers), max(numbers)
+    count = str(most) if least == most else f"{least} to {most}"
+    return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
+
+
+@figure_style()
+def communities_figure(columns: Sequence[Column]) -> "Figure":
+    """Draw bars of each community's questions, one panel per split; readable in black and white."""
+    counts_by_panel = questions_by_panel(columns)
+    groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
+    rows: list[str] = []
+    headings = []
+    for group, names in groups.items():
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
+    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
+    panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
+        draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
+        panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
+    panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    for number in headings:
+        panels[0].get_yticklabels()[number].set_fontweight("bold")
+    figure.supxlabel("questions (each panel has its own scale)", fontsize=9)
+    return figure
+
+
+def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
+    """Count questions by community for each panel: one per split, with all its files, and one per other file."""
+    panels: dict[str, Counter[str]] = {}
+    for column in columns:
+        panel = panels.setdefault(column.name, Counter())
+        panel.update(column.communities)
+        if unnamed := column.num_questions - column.communities.total():
+            panel[f"(no {column.task.group_words[2]})"] += unnamed
+    return panels
+
+
+def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
+    """Return the communities in `total` by group, those with most questions first; the last are without a group."""
+    task = columns[0].task
+    group, _, subgroup = task.group_words
+    without = f"{plural(subgroup).capitalize()} without a {group}"
+    group_of = {name: parent for column in columns for name, parent in column.group_of.items()}
+    groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
+    for name in sorted(total, key=lambda name: (-total[name], name)):
+        groups[group_of.get(name) or without].append(name)
+    return {name: communities for name, communities in groups.items() if communities}
+
+
+def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
+    """Draw a bar in each row of `bars`, as long as the row's number, and print the number beside it."""
+    largest = max(bars.values())
+    panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
+    for row, count in bars.items():
+        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=7)
+    panel.set_xlim(0, 1.22 * largest)  # room for the numbers
+    panel.locator_params(axis="x", nbins=4, integer=True)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.tick_params(axis="y", length=0)
+    tidy(panel, "x")
+
+
+@figure_style()
+def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
+    """Draw a curve over N for each scorer that chooses samples; `label` names the judge's score."""
+    figure = new_figure(COLUMN, 2.6)
+    panel = figure.subplots()
+    lines = []
+    for place, curve in enumerate(curves.values()):
+        style = {"color": (DARK, LIGHT)[place % 2], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
+        lines += panel.plot(curve.numbers, curve.means, linestyle=("-", "--")[place // 2 % 2], linewidth=1.2, **style)
+        lows, highs = zip(*curve.intervals, strict=True)
+        panel.fill_between(curve.numbers, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+    panel.set_xscale("log", base=2)
+    numbers = max((curve.numbers for curve in curves.values()), key=len)
+    panel.set_xticks(numbers, list(map(str, numbers)))
+    panel.set_xlabel("N, the samples chosen from (bands: 95% intervals)", fontsize=SMALL_TEXT)
+    panel.set_ylabel(label, fontsize=TEXT)
+    tidy(panel, **TICKS)
+    add_legend(figure, lines, list(curves))
+    return figure

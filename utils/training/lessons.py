@@ -1,0 +1,235 @@
+"""What a generator learns from each question, by --objective.
+
+| objective | learns | from |
+|---|---|---|
+| sft | to write a text | the dataset's references, or chosen responses (--target_addr) |
+| dpo | to prefer one text to another | the best and the worst of several responses (--target_addr, --worst_addr) |
+| distill | the distribution of a teacher that sees the rubric, on its own samples (GRASP) | the dataset |
+| grpo | to raise the scores of its own samples | the calls behind them (--trace_addr), and their scores |
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prompts import Prompt, load_prompt
+from utils.base import cli
+from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.manifest import folder_settings, noted_settings
+from utils.benchmarks.checks import Record
+from utils.benchmarks.task import Task
+from utils.data.leaks import find_leaks
+from utils.data.responses import are_answered
+from utils.generation.encoder_decoder import TARGET_TOKENS
+from utils.generation.requests import was_cut
+from utils.training.examples import Lesson
+from utils.training.rounds import ADVANTAGES, read_responses_to, scored_addr
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The defaults of a training. Defaults without a source are guesses."""
+
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    warmup: float = 0.1  # share of all steps
+    schedule: str = "linear"
+    batch: int = 32  # questions per step; with grpo, calls
+    is_published: bool = True  # whether `batch` is a paper's
+    epochs: int | None = 1
+    target_tokens: int = 2048
+
+
+REFERENCES = Objective(5e-5, 1e-4, 0.05, batch=64, epochs=None, target_tokens=TARGET_TOKENS)  # LaMP's code
+OBJECTIVES = {
+    "sft": Objective(epochs=3),  # rate, warm-up and batch of VAC (arXiv 2508.10695)
+    "dpo": Objective(5e-6, is_published=False),
+    # GRASP trains all weights at 5e-6, and a new adapter needs a higher rate.
+    "distill": Objective(5e-5, 0.1, schedule="cosine", target_tokens=512),
+    "grpo": Objective(1e-5, batch=64, is_published=False),
+}
+
+
+def add_objective_arguments(parser: cli.FlagParser) -> None:
+    # fmt: off
+    add = parser.add_argument_group("objective").add_argument
+    add("--objective", choices=list(OBJECTIVES), default="sft",
+        help="what is learnt from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
+        "scores of samples (%(default)s)")
+    add("--target_addr", metavar="FILE",
+        help="responses to learn, such as utils/select_responses.py writes; with distill, the questions to learn from "
+        "(default: the dataset's references; with distill all questions)")
+    add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
+    add("--prompt", metavar="NAME",
+        help="learn to answer this prompt of the benchmark, such as feedback, with the notes of that name in "
+        "--target_addr (default: rag, or none without posts, with the responses themselves)")
+    add("--beta", type=cli.non_negative_float, default=0.1,
+        help="dpo: weight of staying close to the initial model (%(default)s)")
+    add("--trace_addr", metavar="FILE",
+        help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
+    add("--response_addr", metavar="FILE", help="grpo: the samples that were scored (default: the trace's own output)")
+    add("--score_addr", metavar="FILE",
+        help="grpo: scores of all samples (--samples all), or rewards of utils/combine_scores.py")
+    add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
+    add("--advantage", choices=ADVANTAGES, default="grpo",
+        help="grpo: a sample's score relative to its question's other samples, or, as in PR2's public code (deleted "
+        "since), relative to the one sample that did not search (%(default)s)")
+    add("--kl", type=cli.non_negative_float, default=0.0,
+        help="grpo: weight of the divergence from the initial model (%(default)s)")
+    add("--keep_cut", action="store_true",
+        help="grpo: learn from calls that were cut off too, with reward 0 for their sample (off: leave these calls "
+        "out)")
+    # fmt: on
+    parser.not_a_setting(
+        "--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes are settings"
+    )
+    for flags, objectives in (
+        ("--worst_addr --beta", ("dpo",)),
+        ("--trace_addr --response_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
+        ("--prompt", ("sft",)),
+        ("--target_addr", ("sft", "dpo", "distill")),
+    ):
+        name = " or ".join(objectives)
+        when = lambda args, needed=objectives: args.objective not in needed  # noqa: E731
+        parser.without_effect(flags, when, f"without --objective {name}", f"give --objective {name}")
+
+
+def objective_of(args: Namespace) -> Objective:
+    """Return the defaults of the training that these flags choose."""
+    return REFERENCES if uses_references(args) else OBJECTIVES[args.objective]
+
+
+def uses_references(args: Namespace) -> bool:
+    return args.objective == "sft" and args.target_addr is None
+
+
+def check_objective(args: Namespace) -> None:
+    """Raise UserError if flags that the objective needs are missing, or contradict it."""
+    needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("trace_addr", "score_addr")}.get(args.objective, ())
+    if missing := [name for name in needed if getattr(args, name) is None]:
+        raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
+    if args.prompt and args.target_addr is None:
+        raise UserError("--prompt: needs --target_addr, which has its texts")
+    if uses_references(args):
+        return
+    if args.lora_rank is None:
+        raise UserError(
+            f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
+        )
+    if args.validation_addr:
+        raise UserError(
+            "--validation_addr: only a training on references is evaluated\n"
+            "  leave the flag out, and choose between trainings with utils/select_model.py"
+        )
+
+
+def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
+    """Return a lesson for each question that has one, and lines that say what was left out."""
+    if uses_references(args):
+        return [Lesson(record, task.values(record), record["target"]) for record in records], []
+    chosen = _read(args.target_addr, task, records)
+    if args.objective == "distill":
+        return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
+    worst = _read(args.worst_addr, task, records) or {}
+    lessons = []
+    for record in records:
+        response, worse = chosen.get(record["id"]), worst.get(record["id"])
+        if response is None or (args.objective == "dpo" and worse is None):
+            continue
+        where = f"{args.target_addr}: id {quote(record['id'])}"
+        values = task.values(record)
+        for name in prompt.placeholders - values.keys() - {"profile"}:  # from notes, or the record's own fields
+            values[name] = _note(response, name, where, record.get(name))
+        target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
+        is_cut = any(map(was_cut, (response, worse or {})))
+        is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
+        rejected = worse and task.output.write(worse["output"])
+        lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
+    count = len(records) - len(lessons)
+    return lessons, [f"{counted(count, 'question')} left out: nothing to learn"] if count else []
+
+
+def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
+    """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
+
+    From such a profile, the student could copy what only the teacher should know (GRASP's filter).
+    """
+    lessons, leaked = [], []
+    for record in records:
+        if next(find_leaks(task, record), None):
+            leaked.append(record["id"])
+        elif notes := task.private_notes(record):
+            lessons.append(Lesson(record, task.values(record), notes=notes))
+    left_out = f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"
+    return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
+
+
+def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
+    note = (response.get("notes") or {}).get(name, default)
+    if not isinstance(note, str):
+        problem = f"no text {name!r} in its notes, nor in the dataset"
+        raise UserError(f"{where}: {problem}\n  give answers of --method vac, or the best of them")
+    return note
+
+
+def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict[str, Any]] | None:
+    """Return the first response to each answered question by id; UserError if one is not in the dataset."""
+    if path is None:
+        return None
+    responses = {key: outputs[0] for key, outputs in read_responses_to(records, path, task).items()}
+    # A response whose score is null was selected although it has no score.
+    return {
+        key: response
+        for key, response in responses.items()
+        if all(are_answered([response["output"]])) and response.get("score", 0) is not None
+    }
+
+
+def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
+    """Return the scorer's fields that were seen by this training, the makers of its texts, or an earlier training."""
+    files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
+    if args.objective == "distill":
+        shown |= set(task.gold_plan_needs)
+    if args.objective == "grpo":
+        strategy = noted_settings(args.score_addr).get("strategy")
+        shown |= set(task.metrics.get(strategy, task.first_metric).needs)
+        files.append(scored_addr(args))
+    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(shown & task.hidden_fields)}
+    for path in filter(None, files):
+        made = noted_settings(path)  # also of texts that were edited since
+        saw = made.get("saw") or {}  # of the models and the method that wrote them
+        selected_by = made.get("selected_by") or {}
+        fields |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *selected_by.get("saw", ())}
+    return sorted(fields)
+
+
+def choose_prompt(args: Namespace, task: Task) -> Prompt:
+    """Return the prompt whose answers are learnt."""
+    name = args.prompt or ("rag" if args.num_contexts else "none")
+    if name not in task.prompts:
+        raise UserError(f"--prompt {name}: the prompts of {task.name} are {', '.join(task.prompts)}")
+    return load_prompt(task.prompts[name], args.prompts_dir)
+
+
+def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
+    """Return the teacher's prompt; None if the objective has no teacher."""
+    if args.objective != "distill":
+        return None
+    if "teacher" not in task.prompts or task.private_notes is None:
+        raise UserError(f"--objective distill: {task.name} has no rubric that a teacher could see")
+    return load_prompt(task.prompts["teacher"], args.prompts_dir)
+
+
+def load_trainer(args: Namespace) -> type:
+    """Import the objective's trainer, with torch and perhaps TRL."""
+    if args.objective == "dpo":
+        from utils.training.pairs import PairTrainer
+
+        return PairTrainer
+    from utils.training import trainers
+
+    if args.lora_rank is None:
+        return trainers.EncoderDecoderTrainer
+    kinds = {"sft": trainers.CausalTrainer, "distill": trainers.DistillationTrainer, "grpo": trainers.ScoreTrainer}
+    return kinds[args.objective]
