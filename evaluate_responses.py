@@ -28,8 +28,8 @@ from utils.base import cli
 from utils.base.manifest import refuse_unranked
 from utils.base.output import Key, Piece
 from utils.benchmarks import metric_names, task_of
+from utils.benchmarks.scoring import no_answer
 from utils.benchmarks.task import Task
-from utils.benchmarks.verdicts import no_answer
 from utils.data.datasets import read_questions
 from utils.data.responses import are_answered
 from utils.generation.chat import VERDICT_TOKENS

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from utils.base.flags import positive_int
+from utils.base.cli import positive_int
 from utils.base.progress import announce
 from utils.models.hub import check_model, model_fingerprint
 

@@ -32,7 +32,7 @@ class Source:
 
     def __init__(self, args: argparse.Namespace):
         """Check the dataset; UserError if it is invalid, or --random_profile cannot swap its profiles."""
-        from retrieval.words import has_other_words
+        from retrieval.rankers import has_other_words
 
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)

@@ -37,17 +37,19 @@ from retrieval.encoder_flags import (
 )
 from retrieval.ordering import mix_with_recent, order_by_embeddings, order_by_ranker
 from retrieval.profiles import Source, describe_dates, texts_of, with_dates, with_prefixes
-from utils.base.arguments import (
+from utils.base.cli import (
+    Arguments,
+    FlagParser,
     add_dry_run_argument,
     add_log_argument,
     add_overwrite_argument,
     check_outputs,
     make_parser,
+    positive_int,
     set_up_logging,
 )
 from utils.base.errors import UserError, counted, named, run_script
 from utils.base.file_hashes import file_hash
-from utils.base.flags import Arguments, FlagParser, positive_int
 from utils.base.manifest import noted_settings, read_manifest
 from utils.base.output import Key, MadeFile
 from utils.base.progress import announce_file

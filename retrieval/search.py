@@ -22,8 +22,8 @@ from retrieval.encoder_flags import (
     settings_of_encoder,
 )
 from retrieval.profiles import texts_of, with_dates
+from utils.base.cli import FlagParser
 from utils.base.errors import UserError, quote
-from utils.base.flags import FlagParser
 from utils.base.manifest import noted_settings, read_manifest
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
@@ -109,13 +109,13 @@ class Searched:
 
     @cached_property
     def _has_other_words(self) -> bool:
-        from retrieval.words import has_other_words
+        from retrieval.rankers import has_other_words
 
         return any(map(has_other_words, self.texts))
 
     def key(self, query: str, by_words: bool) -> str:
         """Return the store's key for the order of this profile's items by a query, which compares words or not."""
-        from retrieval.words import has_other_words
+        from retrieval.rankers import has_other_words
 
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from utils.base.flags import Arguments
+from utils.base.cli import Arguments
 from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
 from utils.generation.model import Model
 from utils.runs.driver import run_stages
-from utils.runs.files import StageFile
-from utils.runs.stage import Stage
+from utils.runs.stage import Stage, StageFile
 
 ARGS = Arguments(seed=0, prompts_dir=None, dry_run=False, overwrite=False, cached_only=False, completions="completions")
 

@@ -29,13 +29,12 @@ from utils.base import cli
 from utils.base.errors import UserError, first_five, quote
 from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json, read_toml
-from utils.base.locks import Lock
 from utils.base.made import say_finished
-from utils.base.writing import write_array
+from utils.base.writing import Lock, write_array
 from utils.benchmarks.checks import Record, check_field
 from utils.benchmarks.lampqa import task as lampqa
+from utils.building import asking as parsing
 from utils.building import reading_page
-from utils.building import replies as parsing
 from utils.building.asking import Question, count_outputs, stages_of
 from utils.building.candidates import SPLITS, Terms, choose, draw_order, profile_of, split_of
 from utils.building.evidence import keep_found

@@ -27,10 +27,10 @@ from utils.base import cli
 from utils.base.errors import UserError, counted, named, quote
 from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.locks import Lock
 from utils.base.made import ALL_BUT_SCRIPT, Made, State, say_finished
 from utils.base.manifest import describe_run, noted_settings, publish, publishing
 from utils.base.output import Key, Piece, Pieces
+from utils.base.writing import Lock
 from utils.benchmarks import tasks
 from utils.building.personas import assembly, conversations, inputs
 from utils.building.personas.asking import PROMPTS, SMALL, Asking
@@ -43,10 +43,9 @@ from utils.generation.chat import APIChat
 from utils.generation.local_chat import load_tokenizer
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
-from utils.runs.files import StageFile, cost_in_words
 from utils.runs.own_method import choose_models, named_model
-from utils.runs.publishing import sum_calls
-from utils.runs.stage import Stage
+from utils.runs.runner import sum_calls
+from utils.runs.stage import Stage, StageFile, cost_in_words
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")

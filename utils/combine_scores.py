@@ -27,15 +27,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, prepare_derived
 from utils.base.errors import UserError, quote
 from utils.base.file_hashes import file_hash
-from utils.base.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, prepare_derived, publish_together
 from utils.base.manifest import describe_run
-from utils.benchmarks.overlap import rouge
+from utils.benchmarks.references import rouge
 from utils.data.responses import are_answered, as_read, read_responses
-from utils.data.sample_scores import COMBINED, read_sample_scores
-from utils.data.scores import metric_behind
+from utils.data.scores import COMBINED, metric_behind, read_sample_scores
 
 Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
 

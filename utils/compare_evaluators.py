@@ -34,14 +34,14 @@ from collections import Counter
 from itertools import chain
 
 from utils.base import cli
-from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.base.errors import UserError, counted, quote
+from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.lampqa.pairwise import SYSTEMS
 from utils.benchmarks.lampqa.plans import one_line
 from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
-from utils.people import agreement, judge_trials
+from utils.people import agreement, evaluator_tables
 from utils.people.agreement import Evaluator, Human
 from utils.people.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
@@ -89,12 +89,12 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived(outputs, SCRIPT, args.overwrite)
 
     if flag == "--preferred":
-        rows = list(map(judge_trials.preference_figures, evaluators))
+        rows = list(map(evaluator_tables.preference_figures, evaluators))
         figures = {"judges": rows, "best_published": BEST_PUBLISHED}
         tables = [preferred_table(evaluators[0].task, rows)]
     elif flag == "--systems":
         systems = [one_line(Path(path).stem) for path in evaluators[0].files[0]]
-        figures = judge_trials.ranking_figures(evaluators, systems)
+        figures = evaluator_tables.ranking_figures(evaluators, systems)
         tables = [rankings_table(figures, evaluators)]
     else:
         figures = agreement.all_figures(evaluators, human)

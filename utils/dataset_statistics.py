@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import counted, first_five
-from utils.benchmarks.means import mean
+from utils.benchmarks.scoring import mean
 from utils.benchmarks.task import ALL
 from utils.show.dataset_counts import EXTREMES, Column, read_columns
 from utils.tables.formats import Cell, Table, interval_text, number, to_latex, to_markdown

@@ -27,15 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.locks import Lock
 from utils.base.manifest import describe_run, read_manifest
 from utils.base.progress import announce
 from utils.base.web_files import Server
-from utils.base.writing import check_could_write
+from utils.base.writing import Lock, check_could_write
 from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Pairs, Published, Source
 from utils.benchmarks.task import Task
-from utils.data import hub_datasets
+from utils.data import downloads
 from utils.data.downloads import compare_ids, make_file
 from utils.models.hub import HubFailedError, UnreachableError, check_cache_dir
 
@@ -124,7 +123,7 @@ def parts_of(dataset: str, setting: str | None) -> list[Published]:
 def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     """Return the source of the original files; UserError if there is none."""
     if args.source_dir is not None:
-        return hub_datasets.find_folder(args.source_dir, "--source_dir", args.revision)
+        return downloads.find_folder(args.source_dir, "--source_dir", args.revision)
     place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
     if place is None:
         raise UserError(
@@ -132,7 +131,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
             f"  build its files as described in {AVOCADO}, then give their folder as --source_dir"
         )
     if not isinstance(part, OnServer):
-        return hub_datasets.find_source(place, args.revision, args.cache_dir)
+        return downloads.find_source(place, args.revision, args.cache_dir)
     if not place.startswith(("http://", "https://")):
         raise UserError(f"--source_url {place}: not an address; it must begin with http:// or https://")
     return Server(place, args.cache_dir)

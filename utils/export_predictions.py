@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.errors import UserError, counted, first_five
+from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import selection_of
 from utils.data.datasets import read_questions

@@ -25,9 +25,9 @@ import json
 from typing import Any
 
 from utils.base import cli
-from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.base.errors import UserError, counted
 from utils.base.file_hashes import file_hash
+from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.lampqa.plans import one_line

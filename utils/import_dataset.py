@@ -22,9 +22,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, derived, prepare_derived
 from utils.base.errors import UserError, counted, kind, named, quote
 from utils.base.file_hashes import file_hash
+from utils.base.made import add_overwrite_argument, derived, prepare_derived
 from utils.base.manifest import describe_run
 from utils.base.progress import announce
 from utils.base.writing import write_json

@@ -24,8 +24,8 @@ from prompts import load_prompt, parse_prompt
 from utils.base import cli
 from utils.base.errors import UserError
 from utils.base.json_files import read_text
-from utils.base.locks import fill_folder
 from utils.base.made import say_finished
+from utils.base.writing import fill_folder
 from utils.benchmarks.lampqa.task import PUBLIC_CODE
 
 COMMIT = "504410d"

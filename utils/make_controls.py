@@ -32,10 +32,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument
 from utils.base.errors import UserError, counted
 from utils.base.file_hashes import file_hash
-from utils.base.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record

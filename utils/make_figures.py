@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, TypedDict
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.errors import UserError, counted, first_five, quote
 from utils.base.json_files import read_bytes, read_json
+from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import folder_settings
 from utils.benchmarks.lampqa.plans import one_line
 from utils.data.responses import read_responses
-from utils.data.sample_scores import read_rewards, read_sample_scores
-from utils.data.scores import metric_behind
+from utils.data.scores import metric_behind, read_rewards, read_sample_scores
 from utils.show import paper_figures
 from utils.show.dataset_counts import read_columns
 from utils.show.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 
 from utils.base import cli
-from utils.base.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.base.errors import UserError, quote
+from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.metric import OFFICIAL
 from utils.tables import score_table

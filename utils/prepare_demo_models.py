@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from utils.base import cli
 from utils.base.errors import UserError
-from utils.base.locks import fill_folder
 from utils.base.made import say_finished
+from utils.base.writing import fill_folder
 
 FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 

@@ -17,10 +17,10 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.errors import UserError, counted, first_five, quote
 from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
+from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import settings_of
 from utils.benchmarks import task_of
 from utils.data.datasets import read_dataset

@@ -17,12 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 from statistics import fmean
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.errors import UserError
+from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import read_folder_manifest
 from utils.data.responses import read_responses
-from utils.data.sample_scores import read_rewards
-from utils.data.scores import read_scores
+from utils.data.scores import read_rewards, read_scores
 from utils.tables.averages import compare_averages
 from utils.tables.formats import Cell, Table, to_markdown
 

@@ -18,16 +18,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.derived_files import add_overwrite_argument
 from utils.base.errors import UserError, counted
 from utils.base.file_hashes import file_hash
-from utils.base.made import ALL_BUT_SCRIPT, Made, publish_together
+from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, manifest_of, settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.data.responses import Responses, are_answered, read_responses
-from utils.data.sample_scores import SampleScores, read_sample_scores
-from utils.data.scores import Scores, metric_behind, strategy_in_words
+from utils.data.scores import SampleScores, Scores, metric_behind, read_sample_scores, strategy_in_words
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"

@@ -40,8 +40,8 @@ from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
+from utils.benchmarks.scoring import no_answer
 from utils.benchmarks.task import Task
-from utils.benchmarks.verdicts import no_answer
 from utils.generation.chat import PAPER_LENGTH, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.engines import is_encoder_decoder

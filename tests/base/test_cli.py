@@ -14,7 +14,7 @@ import pytest
 from zygote import LAUNCHED
 
 from utils.base import cli
-from utils.base.arguments import VERSION, check_shard
+from utils.base.cli import VERSION, check_shard
 from utils.base.errors import UserError, counted, named
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def test_every_option_has_a_help_text_with_its_default(script, parser_of):
 
 
 def shared_parser():
-    """Return a parser with every flag of utils/base/arguments.py."""
+    """Return a parser with every flag of utils/base/cli.py."""
     parser = cli.make_parser("")
     cli.add_engine_arguments(parser, "--model_addr", "")
     cli.add_sampling_arguments(parser, temperature_default=0.1, max_tokens=2048, max_model_len="")

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from utils.base import derived_files
-from utils.base.derived_files import derived
+from utils.base import made
 from utils.base.errors import UserError
-from utils.base.made import State
+from utils.base.made import State, derived
 from utils.base.manifest import describe_run, manifest_of, publish, read_manifest
 
 SAMPLE = Path(__file__).parents[1] / "data/mini_lampqa"
@@ -117,7 +116,7 @@ def test_a_full_disk_leaves_each_file_of_a_figure_whole(folder, monkeypatch):
     """The first file is replaced, the second one is not; the next run replaces both."""
     run("f.png")
     Path("rag_scores.json").write_bytes(Path("plan_scores.json").read_bytes())
-    before, whole = snapshot(folder), derived_files.open_whole
+    before, whole = snapshot(folder), made.open_whole
     first, second = folder / "f.png", folder / "f.pdf"
 
     def full(path, mode):
@@ -126,7 +125,7 @@ def test_a_full_disk_leaves_each_file_of_a_figure_whole(folder, monkeypatch):
         return whole(path, mode)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(derived_files, "open_whole", full)
+        patch.setattr(made, "open_whole", full)
         run("f.png")
     after = snapshot(folder)
     assert after.keys() == before.keys() and after[second] == before[second] and after[first] != before[first]

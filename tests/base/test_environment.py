@@ -9,7 +9,7 @@ from utils.base import cli
 from utils.base.environment import OF_API, OF_HUB, check_environment, proxy_before
 from utils.base.errors import UserError
 from utils.base.web_files import Server
-from utils.data.hub_datasets import find_source
+from utils.data.downloads import find_source
 from utils.generation.api_engine import APIEngine
 from utils.generation.engines import identify_model
 from utils.models.hub import check_model

@@ -11,9 +11,8 @@ from test_derived_files import folder, run  # noqa: F401 (fixture)
 from retrieval import rank_dataset
 from utils import download_datasets, select_model
 from utils.base.errors import UserError
-from utils.base.locks import Lock
 from utils.base.manifest import manifest_of
-from utils.base.writing import replace_link
+from utils.base.writing import Lock, replace_link
 from utils.data.datasets import read_dataset
 from utils.runs.own_method import named_model
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from test_output import ROOT, is_finished, make, message, names_in, path, write  # noqa: F401 (fixture)
 
-from utils.base.locks import Lock
+from utils.base.writing import Lock
 
 HOLD = """
 import sys
-from utils.base.locks import Lock
+from utils.base.writing import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 input()
@@ -71,7 +71,7 @@ def test_a_lock_ends_with_its_process(path, end):
 
 FORK = """
 import os, signal, sys
-from utils.base.locks import Lock
+from utils.base.writing import Lock
 lock = Lock(sys.argv[1])
 reading, writing = os.pipe()
 child = os.fork()
@@ -101,7 +101,7 @@ def test_a_fork_neither_releases_nor_keeps_a_lock(path, ending):
 RACE = """
 import os, sys
 from utils.base.errors import UserError
-from utils.base.locks import Lock
+from utils.base.writing import Lock
 output, rounds = sys.argv[1], int(sys.argv[2])
 print("ready", flush=True)
 input()
@@ -156,7 +156,7 @@ def test_only_one_of_racing_processes_has_the_lock(path, without):
 KILLED = """
 import sys
 from utils.base.errors import UserError
-from utils.base.locks import locked
+from utils.base.writing import locked
 print("ready", flush=True)
 while True:
     with locked(sys.argv[1]):

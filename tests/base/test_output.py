@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from utils.base.cli import Arguments
 from utils.base.errors import UserError
 from utils.base.file_hashes import file_hash
-from utils.base.flags import Arguments
-from utils.base.locks import Lock
 from utils.base.manifest import manifest_of, noted_settings, read_manifest
-from utils.runs.files import StageFile
+from utils.base.writing import Lock
+from utils.runs.stage import StageFile
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}

@@ -12,7 +12,7 @@ from utils.benchmarks.lampqa.plans import parse_plan, plan_parser
 from utils.benchmarks.personamem.letters import parse_letter, read_officially
 from utils.benchmarks.personamem.v2 import parse_yes_no
 from utils.benchmarks.thoughts import split_thoughts
-from utils.building.replies import parse_aspects, parse_needs
+from utils.building.asking import parse_aspects, parse_needs
 
 # Readers, and beginnings of texts after which the reader continues.
 PARSERS = {

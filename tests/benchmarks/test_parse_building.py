@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from utils.building.replies import ASPECTS_SCHEMA, NEEDS_SCHEMA, parse_aspects, parse_needs
+from utils.building.asking import ASPECTS_SCHEMA, NEEDS_SCHEMA, parse_aspects, parse_needs
 
 
 @pytest.mark.parametrize(

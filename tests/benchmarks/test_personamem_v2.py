@@ -24,7 +24,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem.letters import LETTERS
 from utils.benchmarks.personamem.v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.data.datasets import read_dataset
-from utils.runs.methods import Question
+from utils.runs.own_method import Question
 from utils.show.pages import unseen_texts
 from utils.training.lessons import seen_in_training
 

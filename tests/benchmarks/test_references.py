@@ -13,9 +13,8 @@ from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, root_
 
 from utils.benchmarks import tasks
 from utils.benchmarks.lamp.task import TAGS
-from utils.benchmarks.means import ROOT_MEAN_SQUARE, macro_f1
 from utils.benchmarks.references import long_text_metrics, rating_metrics
-from utils.benchmarks.verdicts import no_answer
+from utils.benchmarks.scoring import ROOT_MEAN_SQUARE, macro_f1, no_answer
 
 PAIRS = 500
 LISTED = (

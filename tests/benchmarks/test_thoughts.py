@@ -9,7 +9,7 @@ from utils.benchmarks.lampqa.plans import parse_plan
 from utils.benchmarks.longlamp import TEXT
 from utils.benchmarks.personamem.letters import parse_letter
 from utils.benchmarks.thoughts import Split, split_thoughts
-from utils.building.replies import parse_needs
+from utils.building.asking import parse_needs
 
 DRAFT = 'Okay, the format is {"personalized_answer": "..."} . Maybe start with {"match_score": 1}, label [1], 3 or '
 DRAFT += "comedy. <final_answer>(b)? Let me see"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from utils.benchmarks.lampqa.aspects import question_score, score_of
-from utils.benchmarks.verdicts import average, expected_value, no_answer, summarize_drawn
+from utils.benchmarks.scoring import average, expected_value, no_answer, summarize_drawn
 
 
 def test_tiny_likelihoods_give_an_expectation():

@@ -15,7 +15,7 @@ from utils import compare_evaluators
 from utils.base.errors import UserError
 from utils.base.file_hashes import file_hash
 from utils.benchmarks.lampqa.task import CATEGORIES
-from utils.benchmarks.reliability import cohens_kappa, krippendorffs_alpha
+from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.human_evaluation import main
 from utils.people.agreement import majority
 from utils.people.rating_study import draw, draw_swapped, share_out

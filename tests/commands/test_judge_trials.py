@@ -10,7 +10,7 @@ from test_clusters import limits_of_the_logit
 from test_compare_evaluators import refusal, study  # noqa: F401
 
 from utils.benchmarks.lampqa import task as lampqa
-from utils.people.judge_trials import rank_correlations
+from utils.people.evaluator_tables import rank_correlations
 
 PLACES = ["rpg", "law", "parenting"]  # a community of each category, in this order by question
 GROUPS = {place: lampqa.COMMUNITIES[place] for place in PLACES}

@@ -56,7 +56,7 @@ def as_lines(newline, bom=False):
     ],
 )
 def test_each_record_is_found_again(tmp_path, monkeypatch, name, write, chunk):
-    monkeypatch.setattr("utils.data.stream.CHUNK", chunk)
+    monkeypatch.setattr("utils.data.datasets.CHUNK", chunk)
     write(tmp_path / name, make_records(20))
     dataset = DatasetFile(tmp_path / name)
     scanned = [dict(record) for record in dataset.scan(["profile"])]

@@ -9,8 +9,8 @@ import pytest
 
 from utils.base.errors import UserError
 from utils.base.json_files import read_json
+from utils.data.datasets import stream_records
 from utils.data.responses import read_responses
-from utils.data.stream import stream_records
 from utils.data.tables import table_rows
 
 TWO = [{"id": "q1", "text": "Hi"}, {"id": "q2", "text": "Yo"}]

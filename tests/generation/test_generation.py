@@ -142,7 +142,7 @@ def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
 def test_prompts_in_flight_are_bounded(pieces, monkeypatch, most, at_once):
     """By their tokens, about a quarter of their characters: prompts are made if there is room; one always may."""
-    monkeypatch.setattr("utils.runs.steps.UNDER_WAY", most)
+    monkeypatch.setattr("utils.runs.ask.UNDER_WAY", most)
     engine = ScriptedEngine({"x" * 16 + str(n): ["fine"] for n in range(12)}, concurrency=4)
     made, opened = [], []
 

@@ -14,7 +14,7 @@ from api_server import Reply, default_reply, ignore_formats, refuse_formats, ser
 import baselines
 import evaluate_responses
 from utils import make_table
-from utils.base.arguments import LIMITS
+from utils.base.cli import LIMITS
 from utils.base.errors import UserError
 from utils.base.manifest import read_manifest
 from utils.base.output import MadeFile

@@ -8,8 +8,7 @@ from pathlib import Path
 import bm25s
 import pytest
 
-from retrieval.rankers import BM25Index
-from retrieval.words import has_other_words, words_of
+from retrieval.rankers import BM25Index, has_other_words, words_of
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

@@ -13,7 +13,7 @@ from api_server import Reply, default_reply, serve
 import baselines
 import evaluate_responses
 import planpers
-from utils.base.arguments import prepare_run
+from utils.base.cli import prepare_run
 from utils.base.errors import UserError
 from utils.base.manifest import read_manifest
 from utils.generation import chat

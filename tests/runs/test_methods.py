@@ -27,7 +27,7 @@ from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
 from utils.generation.chat import PAPER_LENGTH, APIChat
 from utils.generation.thinking import OPENAI_TOKENS
-from utils.runs.methods import HiddenFieldError, Method, Question
+from utils.runs.own_method import HiddenFieldError, Method, Question
 
 
 def test_two_calls_per_question(runs, capsys):

@@ -242,7 +242,7 @@ async def answer(record, ask):
 
 
 def test_an_endless_loop_ends(runs, monkeypatch, capsys):
-    monkeypatch.setattr("utils.runs.steps.MOST_CALLS", 20)
+    monkeypatch.setattr("utils.runs.ask.MOST_CALLS", 20)
     runs.write("""
 async def answer(record, ask):
     number = 0

@@ -12,7 +12,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem.contexts import ContextsFile, Profile, first_items
 from utils.data.datasets import read_dataset
 from utils.methods.search_then_answer import join
-from utils.runs.methods import Question
+from utils.runs.own_method import Question
 
 RECORDS = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
 PARTS = "Thoughts: Puppets.\n\n**Intent:**\n- a sound\n- no cost\n\n## Approach\nBe brief.\n\nAnswer: Felt.\nPlan: B"

@@ -22,9 +22,8 @@ from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
 
 import baselines
 import evaluate_responses
-from utils.base.arguments import set_up_torch
+from utils.base.cli import Arguments, set_up_torch
 from utils.base.errors import run_script
-from utils.base.flags import Arguments
 from utils.benchmarks.lampqa.task import TASK
 from utils.data.datasets import read_dataset
 from utils.generation.calls import Call
@@ -32,11 +31,10 @@ from utils.generation.engines import choose_model
 from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.runs.ask import Ask
-from utils.runs.files import StageFile
 from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
 from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.runner import Pass, Servers
-from utils.runs.stage import Stage
+from utils.runs.stage import Stage, StageFile
 from utils.runs.tally import Tally
 from utils.tables.notes import describe_scores
 

@@ -17,8 +17,7 @@ sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/base"))  # so that 
 
 def parse_flags(doc: str, argv: list[str] | None, runs: int | None = 5, **flags: Any) -> argparse.Namespace:
     """Parse flags by name: default and help text of a number, or the settings of `add_argument`."""
-    from utils.base.arguments import make_parser
-    from utils.base.flags import positive_int
+    from utils.base.cli import make_parser, positive_int
 
     parser = make_parser(doc)
     flags |= {} if runs is None else {"runs": (runs, "paired runs")}

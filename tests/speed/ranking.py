@@ -24,8 +24,8 @@ from measure import log_normal, matrix_rate, parse_flags, peak_memory, print_spr
 from retrieval.encoder import Encoder, load_encoder
 from retrieval.ordering import order_by_embeddings
 from retrieval.rank_dataset import Record
+from utils.base.cli import positive_int
 from utils.base.errors import run_script
-from utils.base.flags import positive_int
 from utils.benchmarks.lampqa.task import TASK
 from utils.models.hub import check_model
 

@@ -12,7 +12,7 @@ from utils.base.errors import UserError
 from utils.base.manifest import publish
 from utils.benchmarks import tasks
 from utils.benchmarks.lamp.task import TAGS
-from utils.benchmarks.verdicts import no_answer
+from utils.benchmarks.scoring import no_answer
 from utils.data.scores import score_file
 from utils.tables.significance import holm
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from utils.benchmarks.means import ROOT_MEAN_SQUARE, macro_f1
+from utils.benchmarks.scoring import ROOT_MEAN_SQUARE, macro_f1
 from utils.tables.significance import (
     bootstrap_interval,
     difference_of,

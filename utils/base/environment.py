@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass
 
+from utils.base.cli import address_problem
 from utils.base.errors import UserError
-from utils.base.flags import address_problem
 
 PROXIES = [name for scheme in ("http", "https", "all") for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")]
 READERS: dict[str, Callable[[str], object]] = {  # variable with a path -> reads it as Python and HTTP clients do

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, counted
-from utils.base.locks import Lock, check_free
 from utils.base.made import Made, State, say_finished
 from utils.base.manifest import describe_run, manifest_of, publishing, read_manifest
-from utils.base.writing import check_could_write, write_json
+from utils.base.writing import Lock, check_could_write, check_free, write_json
 
 Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}

@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 
 from utils.base.environment import check_environment, wrong
 from utils.base.errors import PassingError, UserError
-from utils.base.locks import locked
 from utils.base.manifest import without_password
 from utils.base.progress import Progress, announce
-from utils.base.writing import delete_leftovers, open_whole, replacing
+from utils.base.writing import delete_leftovers, locked, open_whole, replacing
 
 TRIES = 6  # tries in a row that receive no data, after which the download fails
 WAIT = 1.0  # seconds before the second try, doubled before each further try

@@ -1,6 +1,6 @@
 """Read a judge's choice: a verdict, a level or a preference, in a field of a JSON object. Pure.
 
-The field is found as json_text.py describes; if several objects have it, the last object decides, even if its value is
+The field is found as readers.py describes; if several objects have it, the last object decides, even if its value is
 refused. Full-width characters count as their usual forms. Outside a complete object, nothing else may follow the value
 in its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete. Without
 the field, a text counts that is only a value among the remains of a fence, an object or quotes: `json 2`, `2}`.
@@ -19,9 +19,8 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from utils.benchmarks import json_text
-from utils.benchmarks.json_text import QUOTE, Field, pattern
-from utils.benchmarks.readers import Parsed, nothing
+from utils.benchmarks import readers
+from utils.benchmarks.readers import QUOTE, Field, Parsed, nothing, pattern
 
 VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
@@ -58,10 +57,10 @@ class Choice:
 
         cut: the generation ended at max_tokens, so a number at the end of the text may be the start of 1.5 or 10.
         """
-        if cut and json_text.may_be_draft(text):
-            return nothing(json_text.DRAFT)
+        if cut and readers.may_be_draft(text):
+            return nothing(readers.DRAFT)
         text = unicodedata.normalize("NFKC", text) + ("" if cut else "\n")
-        own = json_text.own_turn(text, self._first_end(text))
+        own = readers.own_turn(text, self._first_end(text))
         parsed = self._read(own, cut)
         if own == text:
             return parsed
@@ -73,8 +72,8 @@ class Choice:
         """Return the index at which the first value or the first object with the field ends, or the text's length."""
         matches = (self.value.match(text, start) for start in self.field.value_starts(text))
         ends = [next((match.end() for match in matches if match), len(text))]
-        for end, content in json_text.valid_objects(text):
-            if not json_text.is_empty(self.field.value_in(content)):
+        for end, content in readers.valid_objects(text):
+            if not readers.is_empty(self.field.value_in(content)):
                 ends.append(end)
                 break
         return min(ends)
@@ -82,16 +81,16 @@ class Choice:
     def _read(self, text: str, cut: bool) -> Parsed:
         """Read the field's value in the model's own turn."""
         how = "repaired"
-        if (entry := json_text.last_object(text, self.field)) is not None:
+        if (entry := readers.last_object(text, self.field)) is not None:
             written, how = json.dumps(entry.value, ensure_ascii=False), entry.how
             match = self.value.match(written + "\n")
         elif (match := self.alone.match(text)) is None:
             starts = self.field.value_starts(text)
             named = [*self.in_prose.finditer(text)] if self.in_prose else []
             if not starts and not named:
-                return json_text.missing(text, self.field)
-            if cut and "{" not in text and named and json_text.is_prose(text[: named[0].start()]):
-                return nothing(json_text.DRAFT)
+                return readers.missing(text, self.field)
+            if cut and "{" not in text and named and readers.is_prose(text[: named[0].start()]):
+                return nothing(readers.DRAFT)
             written = text[starts[-1] if starts else named[-1].end() :]
             match = self.value.match(text, starts[-1]) if starts else None
             if match is None and named and all(name[1] for name in named):
@@ -100,7 +99,7 @@ class Choice:
                 if len(values) > 1:
                     return nothing(f"{self.field.name} is contradictory: {' and '.join(values)}")
         if match is None:
-            return nothing(f"{self.field.name} is {json_text.describe(written)}, not {self.values}")
+            return nothing(f"{self.field.name} is {readers.describe(written)}, not {self.values}")
         return Parsed(self.read(match[1]), how, None)
 
 
@@ -119,7 +118,7 @@ def _choice(
     ends = r"(?!\w)(?=[ \t*`.]*+(?:[\n\r}]|[\"'][ \t]*+\}|,[ \t]*+[\n\r}\"']))"
     string = "" if quoted else rf"(?!{_FENCE}*+{QUOTE}[\d.]++{QUOTE}{_FENCE}*+\Z)"
     alone = rf"{string}{_REMAINS}{value}(?![ \t`]*+\Z){_REMAINS}\Z"
-    return Choice(json_text.field_named(name), pattern(f"{value}{ends}"), pattern(alone), read, values, in_prose)
+    return Choice(readers.field_named(name), pattern(f"{value}{ends}"), pattern(alone), read, values, in_prose)
 
 
 _VERDICTS = _choice("match_score", r"([0-2])(?:\.0++)?", int, "an integer 0-2", in_prose=_IN_PROSE)

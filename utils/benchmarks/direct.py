@@ -3,8 +3,7 @@
 from typing import Any
 
 from utils.benchmarks.choices import LEVELS
-from utils.benchmarks.means import mean
-from utils.benchmarks.verdicts import Verdict, is_answered, origin, score
+from utils.benchmarks.scoring import Verdict, is_answered, mean, origin, score
 
 
 def entry(verdict: Verdict) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from prompts import Messages, Prompt
 from utils.benchmarks.checks import Record
-from utils.benchmarks.means import Pooled
 from utils.benchmarks.readers import Parsed
-from utils.benchmarks.verdicts import Verdict, average, summarize_drawn, summarize_probability
+from utils.benchmarks.scoring import Pooled, Verdict, average, summarize_drawn, summarize_probability
 
 OFFICIAL = "-official"  # suffix of metrics that read a model's whole raw text by the public code's rule
 

@@ -1,43 +1,113 @@
-"""Metrics that compare a response with the record's `target`, without a judge."""
+"""Metrics that compare a response with the record's `target`, as LaMP and LongLaMP compute them. No judge is asked.
+
+The numbers equal those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
+F-measures, NLTK's METEOR. By LaMP's rules, a response is a label if, stripped, it equals one of the labels. A rating is
+what Python's `float` reads; an unreadable rating counts as the end of the scale that is farther from the reference."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from utils.base.errors import UserError, quote
-from utils.benchmarks import overlap as references
 from utils.benchmarks.checks import Record
 from utils.benchmarks.direct import summarize_scores
-from utils.benchmarks.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.benchmarks.metric import OFFICIAL, Metric
-from utils.benchmarks.verdicts import Verdict, is_answered, origin
+from utils.benchmarks.scoring import ROOT_MEAN_SQUARE, Pooled, Verdict, is_answered, macro_f1, origin
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
+TOO_LARGE = 1e100
+ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # METEOR's parameters, as LongLaMP sets them
+
+
+def read_label(response: str, labels: Sequence[str]) -> str:
+    """Return the stripped response if it is one of the labels, otherwise an empty text."""
+    response = response.strip()
+    return response if response in labels else ""
+
+
+def read_rating(response: str | None) -> float | None:
+    """Return the response as a number, also beyond the scale; None if it is not a number, or too large to sum."""
+    try:
+        rating = float(response or "")
+    except ValueError:
+        return None
+    return rating if abs(rating) < TOO_LARGE else None
+
+
+def rating_error(reference: float, rating: float | None) -> float:
+    """Return a rating's distance from the reference; an unreadable rating is as far off as the scale allows.
+
+    LaMP accepts NaN and infinities as numbers, which makes the mean useless; here they count as unreadable.
+    """
+    if rating is None:
+        return max(reference - LOWEST, HIGHEST - reference)
+    return abs(rating - reference)
+
+
+def rouge(reference: str, response: str, kind: str) -> float:
+    """Compute ROUGE's F-measure, 0 to 1, with one reference and without a stemmer.
+
+    Args:
+        kind: "rouge1" or "rougeL".
+    """
+    return float(_rouge_scorer(kind).score(reference.strip(), response.strip())[kind].fmeasure)
+
+
+@cache
+def _rouge_scorer(kind: str) -> "RougeScorer":
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer([kind])
+
+
+def meteor(reference: str, response: str) -> float:
+    """Compute NLTK's METEOR, 0 to 1, on the tokens of NLTK's `word_tokenize`.
+
+    Raises:
+        UserError: NLTK's data are missing; without WordNet's synonyms, the score would differ.
+    """
+    from nltk.tokenize import word_tokenize
+    from nltk.translate.meteor_score import single_meteor_score
+
+    try:
+        words = [word_tokenize(text) for text in (reference, response)]
+        return float(single_meteor_score(*words, alpha=ALPHA, beta=BETA, gamma=GAMMA))
+    except LookupError:
+        raise UserError(
+            "METEOR: NLTK data are missing: the sentence splitter punkt_tab or WordNet 3.0\n"
+            "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)"
+        ) from None
+
 
 Entry = dict[str, Any]
 POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing
 
 
 def check_rating(record: Record, where: str) -> None:
-    rating = references.read_rating(record["target"])
-    if rating is None or not references.LOWEST <= rating <= references.HIGHEST:
+    rating = read_rating(record["target"])
+    if rating is None or not LOWEST <= rating <= HIGHEST:
         raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not a rating from 1 to 5")
 
 
 def text_metrics() -> dict[str, Metric]:
     """Return the metrics of texts: ROUGE-1 and ROUGE-L."""
     kinds = {"rouge-1": "rouge1", "rouge-L": "rougeL"}
-    return {name: _text_metric(name, partial(references.rouge, kind=kind)) for name, kind in kinds.items()}
+    return {name: _text_metric(name, partial(rouge, kind=kind)) for name, kind in kinds.items()}
 
 
 def long_text_metrics() -> dict[str, Metric]:
     """Return the metrics of longer texts: ROUGE-1, ROUGE-L and METEOR."""
-    return {**text_metrics(), "meteor": _text_metric("meteor", references.meteor)}
+    return {**text_metrics(), "meteor": _text_metric("meteor", meteor)}
 
 
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
     """Return the metrics of labels: accuracy and the macro F1 over all labels, both also from the whole raw text."""
     make = partial(
         _metric,
-        compute=lambda record, response: references.read_label(response, labels),
+        compute=lambda record, response: read_label(response, labels),
         details=lambda record, label: {"reference": record["target"], "label": label or ""},
         score=lambda details: int(details["reference"] == details["label"]),
         unreadable=("label", ""),
@@ -52,18 +122,18 @@ def rating_metrics() -> dict[str, Metric]:
     """
 
     def compute(record: Record, response: str) -> float | str:
-        rating = references.read_rating(response)
+        rating = read_rating(response)
         return "unreadable" if rating is None else rating  # None would mean a missing verdict
 
     def details(record: Record, rating_read: float | str | None) -> dict[str, Any]:
         rating = rating_read if isinstance(rating_read, float) else None
-        return {"reference": references.read_rating(record["target"]), "rating": rating}
+        return {"reference": read_rating(record["target"]), "rating": rating}
 
     make = partial(
         _metric,
         compute=compute,
         details=details,
-        score=lambda details: references.rating_error(details["reference"], details["rating"]),
+        score=lambda details: rating_error(details["reference"], details["rating"]),
         unreadable=("rating", None),
         lower_is_better=True,
         worst="as the rating that is farthest off",

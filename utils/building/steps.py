@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.base.derived_files import derived
 from utils.base.errors import named
-from utils.base.made import ALL_BUT_SCRIPT, Made, State
+from utils.base.made import ALL_BUT_SCRIPT, Made, State, derived
 from utils.base.manifest import describe_run, manifest_path, read_manifest
 
 Counts = Mapping[str, int]

@@ -18,8 +18,7 @@ from utils.base.errors import UserError, counted, first_five, kind, quote
 from utils.base.json_files import read_json
 from utils.benchmarks.checks import Record, check_form, check_id
 from utils.benchmarks.task import Task
-from utils.data.datasets import check_record
-from utils.data.stream import stream_parquet, stream_records
+from utils.data.datasets import check_record, stream_parquet, stream_records
 from utils.data.tables import is_table, table_rows
 
 

@@ -5,8 +5,7 @@ left out for the first task, `strategy` for a task's first metric. An entry is `
 "question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
 With --samples all, it has `samples`, the score of each response (null if the judge gave no verdict), and
 `unanswered_samples`, how many of them are missing answers, unless that is 0; the other fields are about the first
-response. A question is listed once all its responses have their verdicts.
-"""
+response. A question is listed once all its responses have their verdicts."""
 
 import hashlib
 import json
@@ -22,14 +21,15 @@ import msgspec
 from utils.base.errors import UserError, quote
 from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.manifest import settings_of
+from utils.base.manifest import manifest_of, settings_of
 from utils.base.output import Key
 from utils.benchmarks import FIRST, task_of, tasks
 from utils.benchmarks.checks import Record, check_field, check_form, check_id, comparable, selection_of
 from utils.benchmarks.lampqa.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.benchmarks.metric import Metric
+from utils.benchmarks.scoring import Verdict
 from utils.benchmarks.task import Task
-from utils.benchmarks.verdicts import Verdict
+from utils.data.responses import Responses
 
 CARRIED = ("num_truncated", "num_selected", "num_without_plan")
 
@@ -261,3 +261,53 @@ def _check_samples(metric: Metric, entry: Record, where: str) -> None:
 def _is_score(metric: Metric, score: Any) -> bool:
     least, most = metric.limits
     return type(score) in (int, float) and least <= score <= most and abs(score) <= sys.float_info.max
+
+
+COMBINED = "utils/combine_scores.py"  # the script that writes rewards
+
+SampleScores = dict[str, list[float | None]]  # by question id, in the order of the samples; None: no score
+
+
+def read_sample_scores(path: str, responses: Responses, response_addr: str) -> tuple[Scores, SampleScores]:
+    """Return a score file's content and the scores of all samples of these responses.
+
+    UserError unless the file has a score, or null, for each sample of its questions, and was made from this file.
+    """
+    _check_source(path, response_addr)
+    return _read(path, responses)
+
+
+def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleScores:
+    """Return the rewards of all samples, higher is better, from a score file or a file of rewards.
+
+    A score that is an error, such as LaMP-3's, counts as negative. UserError as in `read_sample_scores`.
+    """
+    if _check_source(path, response_addr)["settings"].get("script") == COMBINED:
+        return read_json(path)["rewards"]
+    scores, samples = _read(path, responses)
+    if not metric_behind(scores).lower_is_better:
+        return samples
+    return {key: [None if score is None else -score for score in row] for key, row in samples.items()}
+
+
+def _check_source(path: str, response_addr: str) -> dict[str, Any]:
+    """Return the manifest of scores or rewards; UserError unless they are of this response file, and complete."""
+    made = manifest_of(path)
+    if made is None or "responses" not in made["settings"]:
+        raise UserError(f"{path}: has no manifest beside it that names the responses; judge them again")
+    if made.get("missing"):
+        raise UserError(f"{path}: verdicts are missing because the server failed; run the judge's command again")
+    refuse_scores_of_others(path, [response_addr])
+    return made
+
+
+def _read(path: str, responses: Responses) -> tuple[Scores, SampleScores]:
+    scores = read_scores(path)
+    samples = {entry["id"]: entry.get("samples", [entry["score"]]) for entry in scores["per_question_scores"]}
+    for question_id, of_question in samples.items():
+        if len(of_question) != (number := len(responses.get(question_id, ()))):
+            raise UserError(
+                f"{path}: id {quote(question_id)}: has {len(of_question)} of {number} samples' scores\n"
+                "  judge the responses with --samples all"
+            )
+    return scores, samples

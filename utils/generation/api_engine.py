@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import openai
 from httpx2 import Response
 
-from utils.base.arguments import LIMITS
+from utils.base.cli import LIMITS
 from utils.base.environment import proxy_before
 from utils.base.errors import UserError, printable
 from utils.benchmarks.thoughts import Split, split_thoughts

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from prompts import History, Messages, Prompt
-from utils.base.arguments import FURTHER
+from utils.base.cli import FURTHER
 from utils.base.errors import UserError, counted
 from utils.base.progress import announce
 from utils.generation.chat import choose_length

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from utils.base.cli import Arguments
 from utils.base.environment import OF_API, check_environment
 from utils.base.errors import UserError
-from utils.base.flags import Arguments
 from utils.base.manifest import folder_settings
 from utils.generation.completions import Completions
 from utils.generation.encoder_decoder import TextModel, beam_settings, refuse_flags

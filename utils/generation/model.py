@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from utils.base.arguments import FURTHER
+from utils.base.cli import FURTHER, Arguments
 from utils.base.errors import UserError
-from utils.base.flags import Arguments
 from utils.base.output import Key
 from utils.base.progress import announce
 from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length

@@ -16,7 +16,7 @@ from typing import Any
 import openai
 from httpx2 import ReadError, ReadTimeout
 
-from utils.base.arguments import LIMITS
+from utils.base.cli import LIMITS
 from utils.base.errors import UserError
 from utils.base.web_files import read_retry_after
 from utils.generation.requests import Completion

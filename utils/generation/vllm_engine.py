@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import psutil
 
-from utils.base.arguments import SAMPLED
+from utils.base.cli import SAMPLED
 from utils.base.errors import EngineDiedError, UserError
 from utils.base.progress import announce
 from utils.generation.requests import Completion, Rendered, Rewarded, Room, Sampling, Scored

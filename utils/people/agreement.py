@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.base.errors import UserError, quote
 from utils.base.json_files import read_json
-from utils.benchmarks import reliability
+from utils.benchmarks import scoring
 from utils.benchmarks.metric import Metric
 from utils.benchmarks.task import Task
 from utils.tables.formats import interval_text, number, p_text
@@ -209,7 +209,7 @@ def share(hits: float, things: Sequence[Any]) -> float | None:
 
 def cohens_kappa(pairs: Pairs) -> float | None:
     """Return unweighted kappa of the three outcomes; None if there are no pairs or all outcomes are the same."""
-    return reliability.cohens_kappa([[(outcome(mine), outcome(theirs)) for mine, theirs in pairs]]).value
+    return scoring.cohens_kappa([[(outcome(mine), outcome(theirs)) for mine, theirs in pairs]]).value
 
 
 def spearman(pairs: Pairs) -> float | None:

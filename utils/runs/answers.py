@@ -8,9 +8,9 @@ from typing import Any
 
 from prompts import Prompt, digests
 from utils.base import cli
+from utils.base.cli import Arguments
 from utils.base.errors import UserError
 from utils.base.file_hashes import file_hash
-from utils.base.flags import Arguments
 from utils.base.json_files import read_json
 from utils.base.manifest import refuse_unranked
 from utils.base.output import Key, Piece, is_failed
@@ -23,8 +23,7 @@ from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
-from utils.runs.files import StageFile
-from utils.runs.stage import Stage
+from utils.runs.stage import Stage, StageFile
 
 Method = Callable[..., Awaitable[Piece]]  # of a record, its `Ask`, and after another stage, that stage's piece
 

@@ -1,24 +1,288 @@
-"""`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse."""
+"""`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse.
+
+`Steps` are the calls and searches of one record's run: which are under way, finished, or cannot be answered now."""
 
 import asyncio
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from prompts import History
+from prompts import History, Messages
 from retrieval.search import MOST, Searched
-from utils.base.output import Piece
+from utils.base.cli import Arguments
+from utils.base.output import Key, Piece
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Parser
 from utils.benchmarks.personamem.contexts import first_items
 from utils.benchmarks.readers import writable
-from utils.generation.completions import NotStoredError
+from utils.generation.calls import Call, MistakeError, answer_call
+from utils.generation.completions import Lack, NotStoredError
+from utils.generation.model import Model
+from utils.generation.requests import Engine, Room, UnavailableError, count_tokens
 from utils.generation.thinking import NO_PARSER
-from utils.runs.rendering import Asked, call_for_reward, make_call
-from utils.runs.steps import SHARED, Found, Steps
+from utils.runs.loop import BRANCH, Branch, without_branch
+from utils.runs.rendering import Asked, Prompts, call_for_reward, make_call
+from utils.runs.stage import Stage
+
+MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
+SHARED: Key = ("shared",)  # the key of calls that do not depend on the record
+UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more would take gigabytes of memory
+
+
+class MethodError(Exception):
+    """A method cannot give an answer; the message says where and why."""
+
+
+class NotNow(BaseException):
+    """A call cannot be answered now. No `except Exception` of a method catches it."""
+
+
+class Found(NamedTuple):
+    """A search that has its result."""
+
+    places: list[int]  # of the items in the profile, best first
+    line: dict[str, Any]  # query and ids, as they are written
+
+
+class Step(NamedTuple):
+    """A call that has its result."""
+
+    role: str
+    record: Piece
+    messages: Messages  # empty unless the stage is traced
+    stop: tuple[str, ...]
+    shared: int | None = None  # as in `Call`
+    mistake: Exception | None = None  # of the method's parser
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all records of a stage share in a pass."""
+
+    stage: Stage
+    engines: dict[str, Engine]  # the open ones, by role, without those whose server no longer answers
+    args: Arguments
+    landed: Callable[[str], None]  # called with the role when a call gets its result from an engine or the store
+    is_traced: bool  # keep the messages of each call
+
+    @cached_property
+    def prompts(self) -> Prompts:
+        return Prompts(self.stage.task, self.args.prompts_dir)
+
+    @cached_property
+    def room(self) -> Room:
+        return Room(UNDER_WAY)
+
+
+class Steps:
+    """The calls and searches of one record's run.
+
+    The first call that cannot be answered now (its engine is not open; or a server, an engine or the store has failed)
+    raises `NotNow`, and no later call of the record returns. Calls under way continue; once they have ended, so has the
+    record's run, and the runner decides by `ended` what becomes of the record. Therefore no `except` or `finally` of
+    the method can make up a value.
+
+    Attributes:
+        ended: why the first call could not be answered, or the first failure if one follows; None if all calls were.
+        role: the role of that call.
+        lacking: role, call and `Lack` of each result that the store lacks while its engine is not open; "search" and
+            twice None for a search that lacks embeddings.
+        call_hashes: hashes of the record's calls; each repetition of a call has a hash of its own.
+        shown: items and values in the record's prompts; a dict, to keep their order.
+        notes: what `ask.note` has added.
+    """
+
+    def __init__(self, key: Key, around: Surroundings):
+        self.key, self.around = key, around
+        self.ended: Exception | None = None
+        self.role = ""
+        self.lacking: list[tuple[str, Call | None, Lack | None]] = []
+        self.call_hashes: set[int] = set()
+        self.shown: dict[str, None] = {}
+        self.notes: dict[str, Any] = {}
+        self._has_raised = self._gave_up = self._is_over = False
+        self._root: Branch | None = None  # of the method's tasks, once it has asked
+        self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
+        # Calls and searches by place, see `Branch`; None while under way.
+        self._steps: dict[tuple[int, ...], Step | Found | None] = {}
+        self._own_branch = Branch()
+        self._under_way: set[asyncio.Task] = set()
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()  # done once the method is, or a call cannot be answered now
+
+    @property
+    def _branch(self) -> Branch:
+        """The branch of the running task; all tasks have the same one unless the method is a user's."""
+        return BRANCH.get() or self._own_branch
+
+    @property
+    def calls(self) -> list[tuple[str, Piece]]:
+        """Role and record of each finished call, in the order in which they were made."""
+        return [(step.role, step.record) for _, step in self.finished if isinstance(step, Step)]
+
+    @property
+    def searches(self) -> list[dict[str, Any]]:
+        """Query and ids of each finished search, in the order in which they were made."""
+        return [step.line for _, step in self.finished if isinstance(step, Found)]
+
+    @property
+    def finished(self) -> list[tuple[int, Step | Found]]:
+        """Number and result of each finished call and search, in the order of their places."""
+        return list(enumerate(step for _, step in sorted(self._steps.items()) if step is not None))
+
+    def model(self, role: str | None) -> Model:
+        """Return the model of this role, or without one, the default; ValueError if there is none."""
+        models = self.around.stage.models
+        if role is None:
+            return next(iter(models.values()))
+        if role not in models:
+            raise ValueError(
+                f"ask: unknown model {role!r}; the models are {', '.join(models)} (add one with --model NAME=ADDRESS)"
+            )
+        return models[role]
+
+    def number(self, same: int, is_shared: bool) -> Callable[[Call], Call]:
+        """Number a call among equal ones, before it waits for anything; return what changes its key, for another seed.
+
+        Calls of a task that the method has made are numbered by themselves, and their keys have the task's path, so
+        that network time does not decide which of several tasks gets which text.
+        """
+        path = () if is_shared else self._branch.path
+        number = self._same[path, same]
+        self._same[path, same] += 1
+
+        def numbered(call: Call) -> Call:
+            self.call_hashes.add(hash((path, same, number)))
+            if is_shared:
+                call = replace(call, shared=hash((same, number, repr(call.prompt))))
+            if path:
+                return replace(call, key=(*call.key, path, number))
+            return replace(call, key=(*call.key, number)) if number else call
+
+        return numbered
+
+    async def send(self, role: str, make: Callable[[], Call]) -> Piece:
+        """Make a call once there is room for its prompt, and return its record."""
+        context = copy_context()
+        return (await self.run(role, lambda: self._answer(role, lambda: context.run(make)))).record
+
+    async def _answer(self, role: str, make: Callable[[], Call]) -> Step:
+        around = self.around
+        await around.room.wait()  # before the call is made: its prompt's size is not known yet
+        if self.ended is not None and not isinstance(self.ended, NotStoredError):
+            raise self.ended  # after a failure, nothing more is paid for
+        try:
+            call = make()
+        except Exception as error:  # a method's own error
+            raise MistakeError from error
+        mistake = None
+        try:
+            with around.room.taken(count_tokens(call.prompt)):
+                record = await answer_call(around.engines.get(role), self.model(role), call, role)
+        except NotStoredError as error:
+            self.lacking.append((role, call, error.lack))
+            raise
+        except MistakeError as error:  # of a parser: the text was paid for
+            record, mistake = error.record, error.__cause__
+        if call.prompt is not None:  # otherwise, no server was needed
+            around.landed(role)
+        messages = call.messages if around.is_traced else []
+        return Step(role, record, messages, call.policy.stop, call.shared, mistake)
+
+    async def run(self, role: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Run a call or a search to its end, whatever the method does, and return its result.
+
+        NotNow if it cannot be answered now. The result is never returned if the record's run is over by then.
+        """
+        await self.unless_over()
+        if len(self._steps) == MOST_CALLS:
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
+            await self._not_now()
+        place = self._branch.next_place()
+        self._steps[place] = None
+        task = without_branch(work())
+        self._under_way.add(task)
+        task.add_done_callback(partial(self._land, role))
+        try:
+            result = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
+        except asyncio.CancelledError:
+            self._gave_up = True
+            raise
+        except MistakeError as error:
+            raise error.__cause__ from None
+        except Exception:  # `_land` has noted it
+            await self._not_now()
+        if self.ended is not None:
+            await self._not_now()
+        self._steps[place] = result
+        if isinstance(result, Step) and result.mistake is not None:
+            raise result.mistake
+        return result
+
+    def _land(self, role: str, task: asyncio.Task) -> None:
+        """Note that a call or a search has ended."""
+        self._under_way.discard(task)
+        if not task.cancelled() and not isinstance(error := task.exception(), MistakeError | None):
+            self.end(error, role)
+
+    def end(self, error: Exception, role: str = "") -> None:
+        """Note why a call cannot be answered now: of several reasons, the gravest, and of equal ones the first."""
+        if self.ended is None or _gravity(error) > _gravity(self.ended):
+            self.ended, self.role = error, role
+        self._loop.call_soon(self._set_end)  # after the method, which waits for the call, has its NotNow
+
+    def _set_end(self, _: asyncio.Task | None = None) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
+
+    async def unless_over(self) -> None:
+        """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
+        self._root = self._root or self._branch.root
+        if self._root is not self._branch.root:
+            raise RuntimeError("ask: is another question's; use the one that the method was called with")
+        if self.ended is not None or self._is_over:
+            await self._not_now()
+
+    async def _not_now(self) -> None:
+        """Raise NotNow the first time; after that, never return."""
+        if self.ended is not None and not self._has_raised:
+            self._has_raised = True
+            raise NotNow("a call cannot be answered now")
+        # A new future each time: a cancelled future is done, and a loop in the method that awaits it would spin.
+        await self._loop.create_future()
+
+    async def wait_for(self, method: asyncio.Task) -> bool:
+        """Wait until the method has returned, or a call cannot be answered now; and then until no call is under way.
+
+        Return whether the method gave up a call: it cancelled one, or returned while one was under way.
+        """
+        method.add_done_callback(self._set_end)
+        await self._end
+        self._is_over = method.done()
+        gave_up = self._gave_up or (self._is_over and bool(self._under_way))
+        while self._under_way:  # these calls are paid for and go into the store
+            await asyncio.wait(self._under_way)
+        return gave_up
+
+    def close(self, method: asyncio.Task) -> None:
+        """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
+        self._is_over = self._has_raised = True
+        root = getattr(method, "root", None)
+        for task in (method, *self._under_way, *(root.tasks if root else ())):
+            task.cancel()
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+
+
+def _gravity(error: Exception) -> int:
+    """Return how much an error decides: it only sets the record aside, makes it fail, or ends the run."""
+    return 0 if isinstance(error, NotStoredError) else 1 if isinstance(error, UnavailableError | MethodError) else 2
 
 
 class Items(list[str]):

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from prompts import Messages, Prompt, digests, load_prompt
 from utils.base import cli
+from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted
 from utils.base.file_hashes import file_hash
-from utils.base.flags import Arguments
 from utils.base.manifest import noted_settings
 from utils.base.output import Key, refuse_other_source
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import OFFICIAL, Judge, Metric
+from utils.benchmarks.scoring import expected_value
 from utils.benchmarks.task import Task
 from utils.benchmarks.thoughts import UNFINISHED_COUNT, describe_unfinished
-from utils.benchmarks.verdicts import expected_value
 from utils.data.datasets import select_questions
 from utils.data.responses import (
     Responses,
@@ -35,8 +35,8 @@ from utils.generation.calls import Call
 from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
-from utils.runs.files import StageFile, cost_in_words
 from utils.runs.rendering import call_for_reward
+from utils.runs.stage import StageFile, cost_in_words
 
 SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file

@@ -5,10 +5,9 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils.base import cli
-from utils.base.arguments import SAMPLED
+from utils.base.cli import SAMPLED, Arguments
 from utils.base.errors import UserError, counted, first_five
 from utils.base.file_hashes import file_hash
-from utils.base.flags import Arguments
 from utils.base.manifest import folder_settings, noted_settings
 from utils.base.output import Pieces
 from utils.benchmarks.lampqa import plans as parsing

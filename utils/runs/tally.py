@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from utils.base.cli import Arguments
 from utils.base.errors import counted
-from utils.base.flags import Arguments
 from utils.base.output import Piece, is_failed
 from utils.generation.calls import Call, prices_of
 from utils.generation.model import Model
-from utils.runs.files import StageFile
-from utils.runs.stage import Place, Stage
-from utils.runs.steps import Step, Steps
+from utils.runs.ask import Step, Steps
+from utils.runs.stage import Place, Stage, StageFile
 from utils.runs.trace import Trace
 
 # Flags that say how an API is reached.

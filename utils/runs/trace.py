@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from utils.base.derived_files import prepare_derived
 from utils.base.errors import UserError
 from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json, read_lines
+from utils.base.made import prepare_derived
 from utils.base.manifest import describe_run, publishing, settings_of
 from utils.base.output import Key, MadeFile
 from utils.base.writing import open_whole, write_line
 from utils.benchmarks.readers import writable
-from utils.runs.steps import Step, Steps
+from utils.runs.ask import Step, Steps
 
 SCRIPT = "utils/runs/trace.py"
 # Fields of a call's record that are copied to its line, if the record has them.

@@ -13,8 +13,8 @@ from typing import Any
 from utils.base.errors import plural
 from utils.benchmarks.checks import Item, Record
 from utils.benchmarks.lampqa.aspects import VERDICTS
-from utils.benchmarks.means import mean
 from utils.benchmarks.personamem.contexts import Profile
+from utils.benchmarks.scoring import mean
 from utils.benchmarks.task import ALL, Task
 from utils.data.scores import Entry
 from utils.show.pages import as_text, fill_template, rubric, rubric_parts, to_json, unseen_texts

@@ -36,7 +36,7 @@ finish() {
     exit "$code"
 }
 
-sum_up() { # the totals of utils/runs/dry_run.py
+sum_up() { # the totals of utils/runs/driver.py
     LC_ALL=C awk -v waiting="$waiting" '
         /^total: / {
             is_open += /at least/

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from utils.base.errors import UserError
 from utils.benchmarks import tasks
-from utils.data.sample_scores import SampleScores
-from utils.data.scores import Scores
+from utils.data.scores import SampleScores, Scores
 from utils.tables.groups import with_own_groups
 
 RESAMPLES = 9_999

@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from utils.base.errors import UserError, quote
-from utils.benchmarks.means import mean
 from utils.benchmarks.metric import Metric
+from utils.benchmarks.scoring import mean
 from utils.benchmarks.task import ALL, Task
 from utils.data.scores import Entry
 from utils.tables import significance

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from utils.base.arguments import FURTHER, LIMITS
+from utils.base.cli import FURTHER, LIMITS
 from utils.base.errors import UserError, first_five
 from utils.base.manifest import differing_names, manifest_of, short_diff
 from utils.benchmarks import tasks

@@ -8,8 +8,7 @@ of questions is one stratum; the macro average has a stratum per group and is th
 statistic is None if a stratum is too small. If `clusters` are given, one name per value, only clusters are independent:
 questions of the same cluster (such as a user) depend on each other. A cluster may be in several strata. A percentile
 bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). If the score
-is not a mean, such as macro F1, `of` computes it (see `Pooled.of` in utils/benchmarks/means.py), and `strata` hold its
-inputs.
+is not a mean, such as macro F1, `of` computes it (see `Pooled.of`), and `strata` hold its inputs.
 
 SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question separately;
 here, only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, counted, is_first_process
-from utils.base.locks import Lock, check_free
 from utils.base.manifest import differences, read_folder_manifest
-from utils.base.writing import STAGED, check_could_write, replace_link
+from utils.base.writing import STAGED, Lock, check_could_write, check_free, replace_link
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prompts import Prompt
+from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted, first_five, named
-from utils.base.flags import Arguments
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.generation.fitting import Fitted, Window

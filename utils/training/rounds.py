@@ -21,7 +21,7 @@ from utils.base.manifest import noted_settings, read_manifest
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.data.responses import read_responses, refuse_other_questions
-from utils.data.sample_scores import read_rewards
+from utils.data.scores import read_rewards
 from utils.generation.fitting import Fitted, Window
 from utils.generation.requests import was_cut
 from utils.runs.trace import TRACE, Line, read_trace

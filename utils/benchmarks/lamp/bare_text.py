@@ -12,8 +12,7 @@ prose may also name a label in order to reject it.
 import re
 from collections.abc import Mapping
 
-from utils.benchmarks.json_text import pattern
-from utils.benchmarks.readers import Parsed, nothing, plain, writable
+from utils.benchmarks.readers import Parsed, nothing, pattern, plain, writable
 
 RATINGS = "12345"
 # A rating outside words and other numbers: not the 4 of 4.5, -4 or 14, nor the 1 of "1 to 5".

@@ -1,4 +1,4 @@
-"""Read a model's answer: the text in a field of a JSON object, which is found as json_text.py describes. Pure.
+"""Read a model's answer: the text in a field of a JSON object, which is found as readers.py describes. Pure.
 
 A list or a dict becomes text, one line per item ("key: value" for a dict). Numbers, true, null, and prose without the
 field are not answers. An answer that breaks off is kept and flagged as truncated. White space at both ends and NULs are
@@ -10,11 +10,11 @@ import json
 import re
 from typing import Any
 
-from utils.benchmarks import json_text
+from utils.benchmarks import readers
 from utils.benchmarks.readers import Parsed, nothing, writable
 
 ANSWER_FIELD = "personalized_answer"
-_FIELD = json_text.field_named(ANSWER_FIELD)
+_FIELD = readers.field_named(ANSWER_FIELD)
 _HALF = "[\ud800-\udbff\ufffd]"  # half a character, which a token limit may leave
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
@@ -30,9 +30,9 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so the end of the text need not be the end of the answer.
     """
-    if cut and json_text.may_be_draft(text):
-        return nothing(json_text.DRAFT)
-    entry, text = json_text.own_object(json_text.keep_commands(text), _FIELD)
+    if cut and readers.may_be_draft(text):
+        return nothing(readers.DRAFT)
+    entry, text = readers.own_object(readers.keep_commands(text), _FIELD)
     truncated = False
     if entry is not None:
         if not isinstance(entry.value, str | list | dict):
@@ -42,15 +42,15 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     else:
         starts = _FIELD.value_starts(text)
         if not starts:
-            return json_text.missing(text, _FIELD)
-        read = (json_text.read_string(text, start, cut) for start in reversed(starts))
+            return readers.missing(text, _FIELD)
+        read = (readers.read_string(text, start, cut) for start in reversed(starts))
         if (string := next(filter(None, read), None)) is None:
-            return nothing(f"{ANSWER_FIELD} is {json_text.describe(text[starts[-1] :])}, not a text")
+            return nothing(f"{ANSWER_FIELD} is {readers.describe(text[starts[-1] :])}, not a text")
         (value, truncated), how = string, "repaired"
     if truncated:
         value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()
-    if json_text.is_form(value):
+    if readers.is_form(value):
         return nothing(f"{ANSWER_FIELD} is a placeholder")
     return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")
 

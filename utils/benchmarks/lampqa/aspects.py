@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.benchmarks.direct import summarize_scores
-from utils.benchmarks.means import mean
-from utils.benchmarks.verdicts import Verdict, is_answered, origin, score
+from utils.benchmarks.scoring import Verdict, is_answered, mean, origin, score
 
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
 MAX_VERDICT = 2

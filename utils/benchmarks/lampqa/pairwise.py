@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from utils.benchmarks.verdicts import Verdict, origin
+from utils.benchmarks.scoring import Verdict, origin
 
 SYSTEMS = ("first", "second")  # in the order in which their files were given
 

@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.benchmarks.json_text import keep_commands, unescape
-from utils.benchmarks.readers import Parsed, nothing, writable
+from utils.benchmarks.readers import Parsed, keep_commands, nothing, unescape, writable
 
 # What constrained decoding allows: at most 10 lines, so that every model stops. A line has 3 to 120 characters, and
 # begins with neither white space nor punctuation.

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from utils.benchmarks.direct import summarize_scores
-from utils.benchmarks.verdicts import Verdict, is_answered, origin
+from utils.benchmarks.scoring import Verdict, is_answered, origin
 
 
 def entry(verdict: Verdict) -> dict[str, Any]:

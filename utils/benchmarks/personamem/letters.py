@@ -14,8 +14,7 @@ article.
 
 import re
 
-from utils.benchmarks.json_text import pattern
-from utils.benchmarks.readers import Parsed, nothing, plain
+from utils.benchmarks.readers import Parsed, nothing, pattern, plain
 
 LETTERS = ("a", "b", "c", "d")
 MARKER = "<final_answer>"

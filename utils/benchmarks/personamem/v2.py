@@ -21,7 +21,6 @@ from prompts import Messages, Prompt
 from utils.base.errors import UserError, quote
 from utils.benchmarks import direct
 from utils.benchmarks.checks import Record, Text, check_field
-from utils.benchmarks.json_text import pattern
 from utils.benchmarks.longlamp import TEXT
 from utils.benchmarks.metric import Judge, Metric, Output
 from utils.benchmarks.personamem import task as personamem
@@ -29,9 +28,9 @@ from utils.benchmarks.personamem.letters import BOX_ENDS, BOX_MARKS, BOX_OPENS, 
 from utils.benchmarks.personamem.results import LENGTH, TOKENS, text_in
 from utils.benchmarks.personamem.task import PERSONA, read_literal
 from utils.benchmarks.published import OnHub, Originals, Source
-from utils.benchmarks.readers import Parsed, nothing, plain
+from utils.benchmarks.readers import Parsed, nothing, pattern, plain
+from utils.benchmarks.scoring import Verdict, is_answered, origin
 from utils.benchmarks.task import Files, Task
-from utils.benchmarks.verdicts import Verdict, is_answered, origin
 
 BENCHMARK, SIZES = "PersonaMem-v2", ("32k", "128k")
 # By setting: the table's name, the name of our files, and the number of questions in each size.

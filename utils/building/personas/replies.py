@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from utils.benchmarks.json_text import keep_commands, own_turn, valid_objects
-from utils.benchmarks.readers import writable
+from utils.benchmarks.readers import keep_commands, own_turn, valid_objects, writable
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
