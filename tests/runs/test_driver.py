@@ -1,4 +1,4 @@
-"""Stages and their driver, through scripts as a user writes them: docs/architecture.md's runs unchanged."""
+"""Stages and their driver, through scripts as a user writes them: docs/your_own_script.md's runs unchanged."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ from utils.runs import runner
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 IDS = [record["id"] for record in json.loads(SAMPLE.read_text())]
-[SCRIPT] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), re.DOTALL)
+[SCRIPT] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your_own_script.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture
