@@ -89,9 +89,14 @@ class Page:
         self.send("Page.navigate", url=path.as_uri() + place)
         self.wait_for_load()
 
-    def wait_for_load(self):
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+    def wait_for_load(self, after=0):
+        while not any(event["method"] == "Page.loadEventFired" for event in self.events[after:]):
             self.browser.read()
+
+    def reload(self):
+        before = len(self.events)
+        self.send("Page.reload")
+        self.wait_for_load(before)
 
     def send(self, method, **params):
         return self.browser.send(method, self.session, **params)

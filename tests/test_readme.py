@@ -63,13 +63,13 @@ def test_a_repeated_block_gives_the_same_commands(block):
     assert commands_of(f"{block}\n{block}") == once * 2
 
 
-@pytest.mark.parametrize(("demo", "least"), [("demo_lamp", 21), ("demo_personamem", 8)])
+@pytest.mark.parametrize(("demo", "least"), [("lamp", 21), ("personamem", 8)])
 def test_demo_commands_are_valid(demo, least, tmp_path):
     words, stand_in = tmp_path / "words", tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\n{{ printf '%s\\0' \"$@\"; printf '\\1'; }} >> {words}\n")
     stand_in.chmod(0o755)
     subprocess.run(
-        ["sh", f"utils/{demo}.sh"],
+        ["sh", f"utils/demo/{demo}.sh"],
         cwd=ROOT,
         check=True,
         capture_output=True,

@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import digests
+from prompts import Prompt, digests
 from utils.base import cli
 from utils.base.errors import UserError, counted
 from utils.base.file_hashes import file_hash
@@ -123,49 +123,44 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     launch.set_up(args, SCRIPT)
     lessons.check_objective(args)
+    is_round = args.objective == "grpo"
 
-    def needs(task: Task) -> list[str]:
-        seen = task.gold_plan_needs if args.objective == "distill" else ()
-        return [
-            "profile",
-            *task.asked_needs,
-            *(["target"] if lessons.uses_references(args) and "target" in task.fields else seen),
-        ]
-
-    records, validation_records = launch.read_datasets(args, needs)
+    # The data, and the prompt whose answers are learnt.
+    records, validation_records = launch.read_datasets(args, partial(needs, args))
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
-    if args.num_contexts and args.objective != "grpo":
+    if args.num_contexts and not is_round:
         launch.check_ranked(args)
     prompt, teacher = lessons.choose_prompt(args, task), lessons.choose_teacher(args, task)
+
+    # The model, with flags' defaults that depend on it.
     args = with_defaults(args, task)
     identity = identify_local_model(args.model_addr, args.cache_dir)
     window = choose_window(args, task)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
+
+    # What the trained model depends on.
     name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
     settings = launch.settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": lessons.seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    if args.objective == "grpo":
+    if is_round:
         note_other_model(args, identity)
         note_restricted_sampling(args)
         settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
         settings |= {"scores": file_hash(args.score_addr)}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
+
+    # What is learnt from each question: the calls behind its samples, or texts that `lessons` chooses by --objective.
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-
-    def examples_of(path: str, records: list[Record]) -> tuple[list[Example], list[str]]:
-        """Return the examples of a dataset, and lines that say what was left out."""
-        if args.objective == "grpo":
-            return examples_of_round(args, records, window)
-        texts, left_out = lessons.lessons_of(args, task, records, prompt)
-        examples = make_examples(task, texts, prompt, window, args.num_contexts, args.trim_items, teacher)
-        refuse_too_long("--max_input_length", args.max_input_length, path, texts, examples)
-        return examples, left_out
-
-    examples, left_out = examples_of(args.inputs_addr, records)
-    validation = examples_of(args.validation_addr, validation_records)[0] if validation_records else []
+    if is_round:
+        examples, left_out = examples_of_round(args, records, window)
+        validation = []
+    else:
+        read = partial(examples_of_texts, args, task, prompt, teacher, window)
+        examples, left_out = read(args.inputs_addr, records)
+        validation = read(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{counted(num_cut, 'question')} left out: the text was cut, or exceeds --max_target_length")
@@ -175,18 +170,45 @@ def main(argv: list[str] | None = None) -> int:
     # A training that took all samples for ones at temperature 1 is another.
     if temperatures := sorted({example.temperature for example in examples} - {1.0}):
         settings["temperatures"] = temperatures
+
+    # The training, with steps by the number of examples; the best checkpoint is chosen by the task's metric.
     args = with_steps(args, len(examples))
-    base = adapter_base(args.model_addr)
-    args = args.replaced(start_adapter=args.model_addr if base else None, model_addr=base or args.model_addr)
-    lower_is_better = task.metrics[name].lower_is_better
+    if base := adapter_base(args.model_addr):
+        args = args.replaced(start_adapter=args.model_addr, model_addr=base)
+    description = describe_training(args, examples, validation, left_out)
+    is_higher_better = not task.metrics[name].lower_is_better
     selection = Selection(
-        "eval_score", "best_score", f"validation {name}", not lower_is_better, args.patience, keeps_all=False
+        "eval_score", "best_score", f"validation {name}", is_higher_better, args.patience, keeps_all=False
     )
     score = partial(score_texts, task, name, [example.record for example in validation])
-    description = describe_training(args, examples, validation, left_out)
-    chat, load = window.chat, partial(lessons.load_trainer, args)
-    data = examples, validation
-    return launch.execute(Training(args, settings, description, selection, chat, *data, score, load, left_out))
+    load = partial(lessons.load_trainer, args)
+    chat = window.chat
+    return launch.execute(
+        Training(args, settings, description, selection, chat, examples, validation, score, load, left_out)
+    )
+
+
+def needs(args: cli.Arguments, task: Task) -> list[str]:
+    """Return the fields that records must have."""
+    if lessons.uses_references(args) and "target" in task.fields:
+        return ["profile", *task.asked_needs, "target"]
+    return ["profile", *task.asked_needs, *(task.gold_plan_needs if args.objective == "distill" else ())]
+
+
+def examples_of_texts(
+    args: cli.Arguments,
+    task: Task,
+    prompt: Prompt,
+    teacher: Prompt | None,
+    window: Window,
+    path: str,
+    records: list[Record],
+) -> tuple[list[Example], list[str]]:
+    """Return the examples of a dataset, and lines that say what was left out."""
+    texts, left_out = lessons.lessons_of(args, task, records, prompt)
+    examples = make_examples(task, texts, prompt, window, args.num_contexts, args.trim_items, teacher)
+    refuse_too_long("--max_input_length", args.max_input_length, path, texts, examples)
+    return examples, left_out
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:

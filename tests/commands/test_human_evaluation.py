@@ -355,11 +355,13 @@ def test_pairs_are_rated_closed_resumed_and_collected(study, open_page, capsys):
     ann.press("Escape")
     seen.append(ann.decide(plans[0]))
     ann.wait(lambda: ann.status() == "Ann: question 4, 3 of 6 done")
-    page.run("new Promise((go) => setTimeout(go, 20))")
-    page.send("Page.close")
-
-    page = open_page(study.page, profile=page.profile)
+    # Another page is another process, and sees what the first one has saved after a while.
+    first, page = page, open_page(study.page, profile=page.profile)
     ann = Rater(page, study.folder / "ann")
+    while not ann.status():
+        page.reload()
+    first.send("Page.close")
+    page.reload()
     assert ann.status() == "Ann: question 4, 3 of 6 done" and ann.question() not in seen
     seen += [ann.decide(plans[0]) for _ in range(3)]
     assert sorted(seen) == sorted(key["questions"]) and seen == key["raters"]["Ann"]
