@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from prompts import load_prompt
 from utils.base import cli
-from utils.base.output import Piece
+from utils.base.made import Piece
 from utils.benchmarks.checks import Record
 from utils.generation.chat import PAPER_LENGTH
 from utils.runs.answers import (

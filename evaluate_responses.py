@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from utils.base import cli
+from utils.base.made import Key, Piece
 from utils.base.manifest import refuse_unranked
-from utils.base.output import Key, Piece
 from utils.benchmarks import metric_names, task_of
 from utils.benchmarks.scoring import no_answer
 from utils.benchmarks.task import Task

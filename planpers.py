@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from prompts import digests
 from utils.base import cli
-from utils.base.output import Piece
+from utils.base.made import Piece
 from utils.benchmarks.checks import Record
 from utils.benchmarks.lampqa.plans import plan_parser, plan_pattern, plan_text, target_settings
 from utils.benchmarks.task import Task

@@ -23,11 +23,11 @@ from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
-from utils.benchmarks.lampqa.plans import aspect_recall, gold_text, one_line, plan_parser, target_settings
+from utils.benchmarks.lampqa.plans import aspect_recall, gold_text, plan_parser, target_settings
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
-from utils.generation.chat import PAPER_LENGTH, limit_length
+from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat
 from utils.models.adapters import adapter_base
 from utils.models.hub import identify_local_model
 from utils.training import launch

@@ -49,9 +49,8 @@ from utils.base.cli import (
     set_up_logging,
 )
 from utils.base.errors import UserError, counted, named, run_script
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import noted_settings, read_manifest
-from utils.base.output import Key, MadeFile
+from utils.base.made import Key, MadeFile
+from utils.base.manifest import file_hash, noted_settings, read_manifest
 from utils.base.progress import announce_file
 from utils.benchmarks.checks import Record
 from utils.benchmarks.personamem.contexts import UNITS, reordered

@@ -61,7 +61,7 @@ def save_thinking_tokenizer(folder: Path, opening: str = "<think>\n"):
 
 def main(folder: str, asked: str) -> None:
     import baselines
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
     from utils.generation.requests import Sampling
     from utils.generation.thinking import find_thoughts
     from utils.generation.vllm_engine import VLLMEngine

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, first_five, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json, read_toml
 from utils.base.made import say_finished
+from utils.base.manifest import file_hash
 from utils.base.writing import Lock, write_array
 from utils.benchmarks.checks import Record, check_field
 from utils.benchmarks.lampqa import task as lampqa

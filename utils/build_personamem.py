@@ -25,11 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prompts import Prompt, digests, load_prompt
 from utils.base import cli
 from utils.base.errors import UserError, counted, named, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.made import ALL_BUT_SCRIPT, Made, State, say_finished
-from utils.base.manifest import describe_run, noted_settings, publish, publishing
-from utils.base.output import Key, Piece, Pieces
+from utils.base.made import ALL_BUT_SCRIPT, Key, Made, Piece, Pieces, State, say_finished
+from utils.base.manifest import describe_run, file_hash, noted_settings, publish, publishing
 from utils.base.writing import Lock
 from utils.benchmarks import tasks
 from utils.building.personas import assembly, conversations, inputs
@@ -39,8 +37,7 @@ from utils.building.personas.questions import make_questions
 from utils.building.personas.validity import describe, measure, sections_of
 from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
-from utils.generation.chat import APIChat
-from utils.generation.local_chat import load_tokenizer
+from utils.generation.chat import APIChat, load_tokenizer
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
 from utils.runs.own_method import choose_models, named_model

@@ -28,9 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, quote
-from utils.base.file_hashes import file_hash
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, prepare_derived, publish_together
-from utils.base.manifest import describe_run
+from utils.base.manifest import describe_run, file_hash
 from utils.benchmarks.references import rouge
 from utils.data.responses import are_answered, as_read, read_responses
 from utils.data.scores import COMBINED, metric_behind, read_sample_scores

@@ -39,7 +39,7 @@ from utils.base.made import add_output_arguments, prepare_derived, publish_deriv
 from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.lampqa.pairwise import SYSTEMS
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
 from utils.people import agreement, evaluator_tables
 from utils.people.agreement import Evaluator, Human

@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
 from utils.base.made import Made, State, publish_together, say_finished
-from utils.base.manifest import describe_run, read_manifest
+from utils.base.manifest import describe_run, file_hash, read_manifest
 from utils.benchmarks.checks import Record
 from utils.benchmarks.personamem.contexts import open_profile, reordered
 from utils.data.datasets import DatasetFile

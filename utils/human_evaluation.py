@@ -26,11 +26,11 @@ from typing import Any
 
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
+from utils.base.manifest import file_hash
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 from utils.data.datasets import read_dataset, refuse_shared_ids
 from utils.data.responses import match_responses, read_responses

@@ -23,14 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, counted, kind, named, quote
-from utils.base.file_hashes import file_hash
 from utils.base.made import add_overwrite_argument, derived, prepare_derived
-from utils.base.manifest import describe_run
+from utils.base.manifest import describe_run, file_hash
 from utils.base.progress import announce
 from utils.base.writing import write_json
 from utils.benchmarks.checks import Record, check_field, check_form, check_id, check_json, comparable
-from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.lampqa.task import TASK
+from utils.benchmarks.readers import one_line
 from utils.data.datasets import check_record
 from utils.data.leaks import contains, is_telling
 from utils.data.originals import rows_of

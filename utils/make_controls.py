@@ -33,9 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
-from utils.base.manifest import describe_run
+from utils.base.manifest import describe_run, file_hash
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Controls

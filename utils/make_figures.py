@@ -31,7 +31,7 @@ from utils.base.errors import UserError, counted, first_five, quote
 from utils.base.json_files import read_bytes, read_json
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import folder_settings
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.data.responses import read_responses
 from utils.data.scores import metric_behind, read_rewards, read_sample_scores
 from utils.show import paper_figures

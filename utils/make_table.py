@@ -31,8 +31,8 @@ import argparse
 from utils.base import cli
 from utils.base.errors import UserError, quote
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
-from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.metric import OFFICIAL
+from utils.benchmarks.readers import one_line
 from utils.tables import score_table
 from utils.tables.columns import Comparison, compare, compare_methods
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Iterator
 
 from utils.base import cli
 from utils.base.errors import UserError, counted, first_five, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
-from utils.base.manifest import settings_of
+from utils.base.manifest import file_hash, settings_of
 from utils.benchmarks import task_of
 from utils.data.datasets import read_dataset
 from utils.data.responses import (

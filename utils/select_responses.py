@@ -19,9 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
-from utils.base.manifest import describe_run, manifest_of, settings_of
+from utils.base.manifest import describe_run, file_hash, manifest_of, settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.data.responses import Responses, are_answered, read_responses

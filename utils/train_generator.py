@@ -35,18 +35,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prompts import Prompt, digests
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
+from utils.base.manifest import file_hash
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.scoring import no_answer
 from utils.benchmarks.task import Task
-from utils.generation.chat import PAPER_LENGTH, choose_length
+from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat, PlainText
 from utils.models.adapters import adapter_base, adapter_config
 from utils.models.hub import identify_local_model
 from utils.training import launch, lessons

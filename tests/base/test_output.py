@@ -11,8 +11,7 @@ import pytest
 
 from utils.base.cli import Arguments
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import manifest_of, noted_settings, read_manifest
+from utils.base.manifest import file_hash, manifest_of, noted_settings, read_manifest
 from utils.base.writing import Lock
 from utils.runs.stage import StageFile
 

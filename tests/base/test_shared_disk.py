@@ -8,8 +8,7 @@ from api_server import serve
 from preload import library, start  # noqa: F401 (fixture)
 from test_derived_files import SAMPLE, judged, write
 
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import read_manifest
+from utils.base.manifest import file_hash, read_manifest
 
 pytestmark = pytest.mark.slow
 ROUNDS = 10

@@ -10,9 +10,8 @@ from test_personamem_scores import PERSONAS, interval_of, run, score, write
 
 from utils import dataset_statistics, make_controls, make_table
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.manifest import publish
+from utils.base.manifest import file_hash, publish
 from utils.benchmarks.personamem.task import CANONICAL, TYPES
 
 SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"

@@ -25,8 +25,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem.letters import LETTERS
 from utils.benchmarks.personamem.task import CANONICAL, TYPES, options_text, order_of_options
 from utils.data.datasets import read_dataset
-from utils.generation.chat import APIChat
-from utils.generation.local_chat import find_form, fold
+from utils.generation.chat import APIChat, find_form, fold
 
 DATA = Path(__file__).resolve().parents[1] / "data/mini_personamem"
 TABLE, CONTEXTS = "questions_32k.csv", "shared_contexts_32k.jsonl"

@@ -16,8 +16,7 @@ from test_report import NASTY, content
 import evaluate_responses
 from utils import export_predictions, make_table, report, select_model, show_answers
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import publish
+from utils.base.manifest import file_hash, publish
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem.contexts import open_profile
 from utils.benchmarks.personamem.results import DISTANCES, NOT_GIVEN, distance_of, evidence_position

@@ -2,8 +2,9 @@
 
 import pytest
 
-from utils.benchmarks.lampqa.plans import WORDS_THRESHOLD, aspect_recall, gold_text, one_line, plan_text, word_overlap
+from utils.benchmarks.lampqa.plans import WORDS_THRESHOLD, aspect_recall, gold_text, plan_text, word_overlap
 from utils.benchmarks.lampqa.task import gold_plan
+from utils.benchmarks.readers import one_line
 
 
 def test_a_gold_plan_has_only_the_titles_one_per_line():

@@ -20,7 +20,7 @@ from utils import make_figures, make_table, report, select_responses
 from utils.base.errors import UserError
 from utils.benchmarks.lampqa import task as lampqa
 from utils.data.datasets import read_dataset
-from utils.generation.local_chat import LocalChat
+from utils.generation.chat import LocalChat
 from utils.runs.judging import choose_judge, settings_of_judge
 from utils.show.figure_style import score_limits
 from utils.tables.columns import compare_pairs, point_of

@@ -10,8 +10,7 @@ from check_files import check
 from made_up import make_inputs
 
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import manifest_of, read_manifest
+from utils.base.manifest import file_hash, manifest_of, read_manifest
 from utils.building.personas.assembly import COLUMNS, SIZES, assemble, read_inputs, write_files
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}

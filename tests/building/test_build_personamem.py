@@ -22,7 +22,7 @@ from utils import batch, build_personamem, download_datasets, make_table
 from utils.base.errors import UserError
 from utils.benchmarks.personamem.task import TYPES
 from utils.generation import batches
-from utils.generation.local_chat import load_tokenizer
+from utils.generation.chat import load_tokenizer
 
 FILES = ("personas.json", "conversations.json", "small_talk.json", "questions.json")
 ASSEMBLED = ("questions_32k.csv", "shared_contexts_32k.jsonl", "validity_32k.json")

@@ -15,8 +15,7 @@ from lamp_samples import read_sample as sample
 from web_server import FINE, Trouble, lamp_files, serve
 from zygote import ROOT, Zygote
 
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import read_manifest
+from utils.base.manifest import file_hash, read_manifest
 from utils.benchmarks import tasks
 from utils.data.datasets import read_dataset
 

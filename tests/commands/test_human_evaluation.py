@@ -13,7 +13,7 @@ from test_report import NASTY
 
 from utils import compare_evaluators
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
+from utils.base.manifest import file_hash
 from utils.benchmarks.lampqa.task import CATEGORIES
 from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.human_evaluation import main

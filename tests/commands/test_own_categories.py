@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from utils import compare_evaluators, dataset_statistics, make_figures, make_table, report
-from utils.base.file_hashes import file_hash
+from utils.base.manifest import file_hash
 from utils.benchmarks.task import ALL
 
 PLACES = {  # the questions' categories, and the columns that they give

@@ -9,7 +9,7 @@ from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fix
 
 from utils import download_datasets
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
+from utils.base.manifest import file_hash
 from utils.report import main
 
 ROOT = Path(__file__).resolve().parents[2]

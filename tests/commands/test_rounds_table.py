@@ -6,8 +6,7 @@ import pytest
 
 from utils import combine_scores, rounds_table
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import describe_run, publish, write_folder_manifest
+from utils.base.manifest import describe_run, file_hash, publish, write_folder_manifest
 
 
 @pytest.fixture

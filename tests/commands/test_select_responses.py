@@ -10,8 +10,7 @@ from test_strategies import judging  # noqa: F401
 
 import evaluate_responses
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import publish, read_manifest
+from utils.base.manifest import file_hash, publish, read_manifest
 from utils.select_responses import main
 
 # By question the four samples' scores; None has no score, and "-" no answer, which scores 0.

@@ -12,9 +12,8 @@ import pytest
 
 from prompts import join_posts, own_prompt
 from utils.base.errors import UserError
-from utils.generation.chat import APIChat, choose_length
+from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
 from utils.generation.fitting import Fitted, Window, largest
-from utils.generation.local_chat import LocalChat, PlainText, fold
 from utils.models.adapters import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]

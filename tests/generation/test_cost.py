@@ -11,7 +11,7 @@ from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F
 import baselines
 import evaluate_responses
 from utils.base.manifest import read_manifest
-from utils.generation.api_server import read_usage
+from utils.generation.api_engine import read_usage
 
 
 def count(requests, text):

@@ -15,7 +15,7 @@ from api_server import Reply, serve
 import baselines
 import evaluate_responses
 from utils import make_table
-from utils.base import file_hashes
+from utils.base import manifest
 from utils.base.errors import UserError
 from utils.base.manifest import manifest_of, publish, read_manifest
 from utils.generation.engines import identify_model
@@ -190,7 +190,7 @@ def test_without_server_information_the_address_is_part_of_the_identity(output, 
     other = output.with_name("other.json")  # in the same store
     with server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent:
         if name == "nothing in time":
-            monkeypatch.setattr("utils.generation.api_server.ROOT_SECONDS", 0.2)
+            monkeypatch.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
         assert baselines.main(words(silent, output, "--limit", 2)) == 0
         held.set()
         address = silent.url.removeprefix("http://")
@@ -239,7 +239,7 @@ def hashing(tmp_path, monkeypatch):
         return digest(file, name)
 
     monkeypatch.setattr(hashlib, "file_digest", note)
-    monkeypatch.setattr(file_hashes, "LARGE", 1)
+    monkeypatch.setattr(manifest, "LARGE", 1)
     monkeypatch.setattr(hub, "GB", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return hashed

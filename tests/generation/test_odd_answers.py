@@ -12,7 +12,7 @@ from test_api_engine import answer, questions, quick, reply_to  # noqa: F401 (fi
 from test_baselines import flags, output  # noqa: F401 (fixtures)
 
 from utils.base.manifest import read_manifest
-from utils.generation.api_server import ask_for_root
+from utils.generation.api_engine import ask_for_root
 
 DEEP = 100_000
 NO_COUNT = [None, True, "12", "many", -1, 1.5, float("nan"), float("inf"), 10**30, [], {}]

@@ -16,12 +16,12 @@ import evaluate_responses
 from utils import make_table
 from utils.base.cli import LIMITS
 from utils.base.errors import UserError
+from utils.base.made import MadeFile
 from utils.base.manifest import read_manifest
-from utils.base.output import MadeFile
 from utils.benchmarks.choices import VERDICT_SCHEMA
 from utils.benchmarks.lampqa.answers import ANSWER_FIELD
 from utils.generation import refusals
-from utils.generation.api_server import problem_of
+from utils.generation.api_engine import problem_of
 from utils.generation.refusals import MalformedError, Refusals
 from utils.generation.requests import Completion, UnavailableError
 

@@ -14,11 +14,9 @@ import planpers
 import train_planner
 from prompts import load_prompt
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import settings_of, write_folder_manifest
+from utils.base.manifest import file_hash, settings_of, write_folder_manifest
 from utils.benchmarks.lampqa import task as lampqa
-from utils.generation.chat import VERDICT_TOKENS
-from utils.generation.local_chat import LocalChat
+from utils.generation.chat import VERDICT_TOKENS, LocalChat
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
 

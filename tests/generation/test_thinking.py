@@ -20,8 +20,7 @@ from utils.base.errors import UserError
 from utils.base.manifest import read_manifest
 from utils.benchmarks import task_of
 from utils.benchmarks.thoughts import UNFINISHED, Split
-from utils.generation.chat import APIChat
-from utils.generation.local_chat import LocalChat
+from utils.generation.chat import APIChat, LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
 

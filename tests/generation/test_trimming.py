@@ -11,9 +11,9 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 
 from prompts import load_prompt
 from utils.benchmarks import tasks
+from utils.generation.chat import LocalChat, PlainText
 from utils.generation.encoder_decoder import TextWindow
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat, PlainText
 from utils.generation.requests import passages_of
 
 ROOT = Path(__file__).resolve().parents[2]

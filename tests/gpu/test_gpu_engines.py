@@ -70,7 +70,7 @@ def likeliest_shares(adapter, plans):
     from transformers import AutoModelForCausalLM
 
     from prompts import join_posts, load_prompt
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     chat = LocalChat(str(adapter))
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32), adapter).eval()

@@ -22,8 +22,7 @@ import baselines
 import evaluate_responses
 from utils import download_datasets, make_table
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import read_manifest
+from utils.base.manifest import file_hash, read_manifest
 from utils.benchmarks import tasks
 from utils.generation.chat import PAPER_LENGTH, APIChat
 from utils.generation.thinking import OPENAI_TOKENS

@@ -23,8 +23,7 @@ from retrieval.embeddings import Embeddings
 from retrieval.search import Search, Searched
 from utils import batch
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import read_manifest
+from utils.base.manifest import file_hash, read_manifest
 from utils.benchmarks import task_of
 from utils.data.datasets import read_dataset
 from utils.generation import batches

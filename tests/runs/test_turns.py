@@ -15,10 +15,10 @@ import baselines
 from prompts import own_prompt
 from utils.base.errors import UserError
 from utils.benchmarks import task_of
+from utils.generation.chat import LocalChat
 from utils.generation.completions import Completions
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
 from utils.runs.rendering import Asked, Prompts, make_call

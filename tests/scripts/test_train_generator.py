@@ -25,8 +25,8 @@ from utils.base.writing import replace_link
 from utils.benchmarks import tasks
 from utils.generation import beams, engines
 from utils.generation.beams import Room, batches, padded_length, room_of, write
+from utils.generation.chat import PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
-from utils.generation.local_chat import PlainText
 from utils.generation.model import Policy
 from utils.generation.requests import Passages
 from utils.training.examples import Lesson, make_examples
@@ -517,8 +517,8 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
+    from utils.generation.chat import LocalChat
     from utils.generation.fitting import Window
-    from utils.generation.local_chat import LocalChat
     from utils.training.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")

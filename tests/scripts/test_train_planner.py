@@ -18,8 +18,8 @@ from train_planner import PAPER_BATCH, build_examples, build_parser, score_plans
 from utils.base.errors import UserError
 from utils.base.manifest import publish, write_folder_manifest
 from utils.benchmarks.lampqa.task import TASK
+from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat
 from utils.models.hub import identify_local_model
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch, set_up

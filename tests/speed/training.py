@@ -26,8 +26,8 @@ from measure import log_normal, matrix_rate, peak_memory, print_spread, reset_pe
 import train_planner
 from utils.base.errors import run_script
 from utils.base.manifest import describe_run
+from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
-from utils.generation.local_chat import LocalChat
 from utils.training.checkpoints import Run
 from utils.training.examples import Example, Training
 

@@ -30,7 +30,7 @@ def make_writer(folder, steps):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     save_tiny_chat(folder / "random", max_positions=8192)
     chat, drawn = LocalChat(str(folder / "random")), random.Random(0)

@@ -70,7 +70,7 @@ def make_teacher(folder, source, steps=250):
     from prompts import load_prompt
     from utils.benchmarks.lampqa.answers import write_answer
     from utils.benchmarks.lampqa.task import private_notes
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     chat, prompt = LocalChat(str(source)), load_prompt("lampqa/teacher", folder / "prompts")
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -115,7 +115,7 @@ def greedy_answers(folder, base, adapter=None, prompt="rag"):
 
     from prompts import load_prompt
     from utils.benchmarks.lampqa.task import private_notes
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
     from utils.models.base_model import write_reply
 
     chat, prompt = LocalChat(str(base)), load_prompt(f"lampqa/{prompt}", folder / "prompts")

@@ -12,7 +12,7 @@ from api_server import Reply, serve
 import baselines
 import evaluate_responses
 from utils import combine_scores, train_generator
-from utils.base.file_hashes import file_hash
+from utils.base.manifest import file_hash
 
 TWO_CALLS = """
 async def answer(record, ask):
@@ -28,7 +28,7 @@ def served(folder, adapter, verdict):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     chat = LocalChat(str(folder / "beginner"))
     model = AutoModelForCausalLM.from_pretrained(folder / "beginner", dtype=torch.float32).eval()
@@ -114,7 +114,7 @@ def make_beginner(folder, steps=200):
 
     from prompts import load_prompt
     from utils.benchmarks.lampqa.answers import write_answer
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     chat, prompt = LocalChat(str(folder / "model")), load_prompt("lampqa/rag", folder / "prompts")
     model, drawn = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32), random.Random(0)

@@ -41,7 +41,7 @@ def plans_by_peft(overfitted, data):
     from transformers import AutoModelForCausalLM
 
     from prompts import join_posts, load_prompt
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     output, _ = overfitted
     chat = LocalChat(str(output / "best"))

@@ -316,7 +316,7 @@ def gemma_examples(gemma, data):
     import train_planner
     from prompts import load_prompt
     from utils.benchmarks.lampqa.task import TASK
-    from utils.generation.local_chat import LocalChat
+    from utils.generation.chat import LocalChat
 
     args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
     records = json.loads((data / "train.json").read_text())

@@ -23,10 +23,9 @@ from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
 from utils.base.errors import UserError, named, quote
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import read_folder_manifest
+from utils.base.manifest import file_hash, read_folder_manifest
+from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
-from utils.generation.local_chat import LocalChat
 from utils.models.base_model import target_loss
 from utils.training.resumable import Resumable
 from utils.training.rounds import (

@@ -1,11 +1,15 @@
 """Final files and the `<output>.manifest.json` beside each, which records how it was made; differences in settings."""
 
+import hashlib
 import json
+import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -13,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, is_first_process
-from utils.base.file_hashes import file_hash
-from utils.base.writing import check_regular, delete_leftovers, real_path, replacing, write_json
+from utils.base.progress import LARGE
+from utils.base.writing import check_regular, delete_leftovers, naming, real_path, replacing, write_json
 
 # Settings that only some outputs have: two outputs differ in them only if both have a value.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
@@ -26,6 +30,8 @@ FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "coun
 # The value of a key in an address's query; utils/studies/steps.sh has the same names.
 KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
 NOT_OURS = "exists, and was not written by this script or was changed since"
+SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file that are read to recognize it: their number and size
+SETTLED = 2 * 10**9  # nanoseconds; so soon after a change, another one may leave the file's time as it is
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -231,3 +237,60 @@ def _git_commit() -> str | None:
     except FileNotFoundError:
         return None
     return described.stdout.strip() if described.returncode == 0 else None
+
+
+# Hashes of large files are kept in the user's cache, so that only the first run reads them.
+
+
+def file_hash(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hex; UserError if the file does not exist, or is not regular (such as a pipe)."""
+    check_regular(Path(path))
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such file")
+    with naming(path), open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size < LARGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        if (kept := _kept_hashes().get(key := _hash_key(Path(path)))) is not None:
+            return kept
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - status.st_mtime_ns > SETTLED:
+        with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
+            _keep_hashes({**_kept_hashes(), key: digest})
+    return digest
+
+
+def is_hash_kept(path: Path) -> bool:
+    """Return whether the cache has the hash of this file."""
+    return _hash_key(path) in _kept_hashes()
+
+
+def _hash_key(path: Path) -> str:
+    """Return a text that changes with a file: path, size, times, inode, and a hash of samples of its content."""
+    with open(path, "rb") as file:
+        status, samples = os.fstat(file.fileno()), hashlib.sha256()
+        for number in range(SAMPLES):
+            samples.update(os.pread(file.fileno(), SAMPLE_BYTES, number * status.st_size // SAMPLES))
+    times = f"{status.st_mtime_ns}\n{status.st_ctime_ns}"
+    return f"{path.resolve()}\n{status.st_size}\n{times}\n{status.st_ino}\n{samples.hexdigest()}"
+
+
+def _hash_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lampqa" / "hashes.json"
+
+
+def _kept_hashes() -> dict[str, str]:
+    """Return all kept hashes; empty if they cannot be read."""
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home folder, or endless nesting
+        kept = json.loads(_hash_cache().read_text(encoding="utf-8"))
+        return kept if isinstance(kept, dict) else {}
+    return {}
+
+
+def _keep_hashes(hashes: dict[str, str]) -> None:
+    """Save the hashes in the cache; if several processes do so at the same time, only the last one's are kept."""
+    _hash_cache().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_hash_cache().parent) as folder:
+        staged = Path(folder) / "hashes.json"
+        staged.write_text(json.dumps(hashes), encoding="utf-8")
+        staged.replace(_hash_cache())

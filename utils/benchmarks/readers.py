@@ -42,6 +42,10 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFKC", writable(text)).strip()
 
 
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def writable(value: str) -> str:
     """Return the text as UTF-8 can hold it: surrogate pairs joined, lone ones as U+FFFD, no NULs, CRLF as LF."""
     value = value.replace("\r\n", "\n").replace("\0", "")

@@ -12,7 +12,7 @@ from typing import Any
 
 from prompts import digests, load_prompt
 from utils.base.json_files import read_json
-from utils.base.output import Key, Piece, Pieces
+from utils.base.made import Key, Piece, Pieces
 from utils.benchmarks import readers
 from utils.benchmarks.checks import Record
 from utils.benchmarks.lampqa import task as lampqa

@@ -17,7 +17,7 @@ from utils.base.errors import UserError
 from utils.base.json_files import check_readable
 from utils.base.progress import announce
 from utils.base.writing import check_regular
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
 from utils.building.steps import format_counts
 

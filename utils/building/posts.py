@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from utils.base.errors import UserError
 from utils.base.json_files import read_lines
-from utils.benchmarks.lampqa.plans import one_line
-from utils.benchmarks.readers import writable
+from utils.benchmarks.readers import one_line, writable
 
 NETWORK = ".stackexchange.com"  # suffix of dumps' folder names, after the community's name
 # The licence's version by a post's date, for older dumps, which don't name it.

@@ -14,9 +14,8 @@ from typing import Any
 
 from utils.base.environment import OF_HUB, check_before_hub, check_environment
 from utils.base.errors import UserError, counted, quote
-from utils.base.file_hashes import file_hash
 from utils.base.made import Made, State, say_finished
-from utils.base.manifest import publish, publishing, read_manifest
+from utils.base.manifest import file_hash, publish, publishing, read_manifest
 from utils.base.progress import announce, announce_file
 from utils.base.web_files import Server
 from utils.base.writing import delete_leftovers, open_whole, real_path, replacing, write_array

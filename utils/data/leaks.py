@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import regex
 
 from utils.benchmarks.checks import Record
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 
 LEAST_WORDS = 4

@@ -18,7 +18,8 @@ from utils.base.errors import UserError, counted, describe_missing, first_five, 
 from utils.base.json_files import read_json
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks.checks import Text, check_form, check_id, comparable, selection_of
-from utils.benchmarks.lampqa.plans import one_line, plan_text
+from utils.benchmarks.lampqa.plans import plan_text
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 from utils.benchmarks.thoughts import UNFINISHED_COUNT
 from utils.data.originals import read_golds

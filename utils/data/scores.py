@@ -19,10 +19,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from utils.base.errors import UserError, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.manifest import manifest_of, settings_of
-from utils.base.output import Key
+from utils.base.made import Key
+from utils.base.manifest import file_hash, manifest_of, settings_of
 from utils.benchmarks import FIRST, task_of, tasks
 from utils.benchmarks.checks import Record, check_field, check_form, check_id, comparable, selection_of
 from utils.benchmarks.lampqa.pairwise import SYSTEMS, pair_result, result_by_default

@@ -23,8 +23,7 @@ import openai
 from utils.base.errors import UserError, counted, printable
 from utils.base.progress import Progress, announce
 from utils.base.writing import locked, open_appending, sync, write_line
-from utils.generation.api_engine import APIEngine
-from utils.generation.api_server import AbsentError, field_of
+from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.completions import Completions, Lack
 from utils.generation.requests import RefusedError, UnavailableError
 

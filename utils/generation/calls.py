@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from prompts import Messages
 from utils.base.errors import counted, named, printable
-from utils.base.output import Key
+from utils.base.made import Key
 from utils.benchmarks.readers import Parsed, nothing
 from utils.benchmarks.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.generation.completions import NotStoredError

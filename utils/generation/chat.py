@@ -1,18 +1,366 @@
-"""Chat messages as a model reads them: token ids for a local model (local_chat.py), the messages themselves for an API.
+"""Chat messages as a model reads them: token ids for a local model, the messages themselves for an API.
 
-`APIChat` leaves rendering to the server. It counts tokens with tiktoken, or estimates their number.
-"""
+A local model's ids are made by its chat template and tokenizer; the engine adds no tokens (no second BOS). `PlainText`
+is for an encoder-decoder, which has no chat template. `APIChat` leaves rendering to the server. It counts tokens with
+tiktoken, or estimates their number."""
 
 import math
+import re
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import date
+from functools import cached_property, lru_cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from prompts import Messages
-from utils.base.errors import UserError
-from utils.generation.local_chat import Counting, LocalChat
+from utils.base.errors import UserError, quote
+from utils.base.progress import announce
+from utils.benchmarks.thoughts import CLOSING, OPENING
 from utils.generation.requests import Rendered
+from utils.generation.thinking import own_parser
+from utils.models.adapters import adapter_base
+from utils.models.hub import pinned_source
+from utils.models.loading import (
+    TOKENIZER_FILES,
+    blaming,
+    check_special_tokens,
+    check_tokens,
+    loading,
+    longest_sequence,
+)
+
+COUNTED = 50_000  # messages whose lengths are remembered
+# Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
+CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
+BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
+# Some templates write today's date. We always give them this date, which Llama 3's own templates use without a clock,
+# so that prompts do not change from day to day, or between training and answering.
+TEMPLATE_DATE = "2024-07-26"
+CLOCK = "strftime_now"  # a template's function for today's date
+PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
+
+
+def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
+    """Return the arguments (num_systems, alternates) with which `fold` makes messages that a template renders right.
+
+    The template must neither drop a text nor move it, except for a system message at the beginning (Mistral's template
+    puts it into the last user message). `render` may raise anything; only a UserError ends the run.
+    """
+    forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
+    forms.append((("system", "user"), 1, True))  # of a template for single questions
+    for roles, num_systems, alternates in forms:
+        messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
+        try:
+            text = render(fold(messages, num_systems, alternates))
+        except UserError:
+            raise
+        except Exception:  # the template refuses this form
+            continue
+        first, *others = (text.find(message["content"]) for message in messages)
+        if -1 not in (first, *others) and others == sorted(others):
+            return num_systems, alternates
+    return 0, True
+
+
+def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
+    """Convert messages to a form that a template accepts, keeping the order of the texts.
+
+    Args:
+        num_systems: a system message is kept only if it is among this many messages at the beginning. Any other system
+            message becomes a user message, and is merged with a user message that follows it.
+        alternates: user and assistant must alternate, beginning with the user. If the assistant's message comes first,
+            it becomes a user message; neighbouring messages of the same role are merged.
+    """
+    folded: Messages = []
+    is_refused = False  # whether the previous message is a system message that became a user message
+    for number, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        merges, is_refused = is_refused or alternates, role == "system" and number >= num_systems
+        if is_refused or (alternates and role == "assistant" and all(kept["role"] == "system" for kept in folded)):
+            role = "user"
+        if merges and folded and folded[-1]["role"] == role:
+            content = f"{folded.pop()['content']}\n\n{content}"
+        folded.append({"role": role, "content": content})
+    return folded
+
+
+def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
+    """Return a local model's chat, and announce it: the first call imports transformers, which takes seconds."""
+    announce(f"loading the tokenizer of {model_addr}")
+    return LocalChat(model_addr, *args, **settings)
+
+
+def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
+    """Return a model's tokenizer and config; for an adapter, its own tokenizer if it has one, else its base model's.
+
+    UserError if they are missing or damaged.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    base = adapter_base(model_addr) or model_addr
+    with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
+    source = pinned_source(base, cache_dir)
+    with loading(base, "config.json"):
+        config = AutoConfig.from_pretrained(base, **source).get_text_config()
+    with loading(with_tokenizer, *TOKENIZER_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+        tokenizer("text")  # checks some fields that loading does not
+    if not tokenizer.encode("text", add_special_tokens=False):  # without tokenizer.json, transformers makes it empty
+        raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+    return tokenizer, config
+
+
+class Counting:
+    """The base of chats: defaults, and a version of the subclass's `count` with a cache."""
+
+    count: Callable[[str], int]
+    date: str | None = None  # the date that the template writes
+    end_of_turn: int | None = None
+
+    @property
+    def dated(self) -> dict[str, str]:
+        """Return the date as a field of manifests; empty if the template writes none."""
+        return {"template_date": self.date} if self.date else {}
+
+    @cached_property
+    def count_again(self) -> Callable[[str], int]:
+        """`count` with a cache, for the messages of a history that several questions share."""
+        return lru_cache(COUNTED)(self.count)
+
+
+class LocalChat(Counting):
+    """Renders messages with a model's chat template.
+
+    Attributes:
+        model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
+        counter: how tokens are counted, for the manifest.
+        num_tokens: the number of tokens that the model has; None if its config does not say.
+        variables: values for the template's variables, besides the messages.
+        date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
+        prompt_end: the text that the template adds after the user's text.
+        own_parser: the name of vLLM's reasoning parser for this model, found in its files; None if it needs none.
+
+    Raises:
+        UserError: model files are damaged; the chat template is missing, fails, or drops the user's text; there are
+            several templates and none is the default; or the template does not know one of the `variables` (with
+            `only_known`, such variables are ignored). Rendering raises it for a text with a token that the model lacks.
+
+    A control token in a message is rendered as characters, so that no text can end its turn. The exception is a mark
+    that closes a thought, in a last message of the assistant, which is the beginning of the reply.
+    """
+
+    counter = "the model's tokenizer"
+    behind = ""  # a text that is added to the end of each prompt
+    _clock: dict[str, Callable[[str], str]] = {}  # noqa: RUF012 (never changed)
+
+    def __init__(
+        self,
+        model_addr: str,
+        cache_dir: str | None = None,
+        variables: dict[str, Any] | None = None,
+        only_known: bool = False,
+    ):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        if not (template := self.tokenizer.chat_template):
+            raise UserError(f"{self.tokenizer.name_or_path}: has no chat template; use an instruction-tuned model")
+        if isinstance(template, dict) and "default" not in template:
+            raise UserError(
+                f"{self.tokenizer.name_or_path}: none of its chat templates ({', '.join(template)}) is named default\n"
+                "  in a copy of its folder, save the one to use as chat_template.jinja"
+            )
+        self.model_limit, self._padding = longest_sequence(config), getattr(config, "pad_token_id", None)
+        self.variables = self._choose_variables(variables or {}, only_known)
+        if CLOCK in self.tokenizer.get_chat_template():
+            self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
+            try:
+                self._clock = {CLOCK: date.fromisoformat(self.date).strftime}
+            except ValueError:
+                raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
+        self.prompt_end = self._check_template()
+        if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
+            end = quote(self.prompt_end.strip())
+            problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
+            print(f"note: {model_addr}: {problem}", file=sys.stderr)
+        self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
+
+    def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
+        """Return the variables that the template knows; UserError for any other, because the template ignores it."""
+        text = self.tokenizer.get_chat_template()
+        chosen = {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", text)}
+        unknown = sorted(variables.keys() - chosen.keys())
+        if unknown and not only_known:
+            name = unknown[0]
+            flag = name if name == "reasoning_effort" else f"chat_template_kwargs: {name}"
+            remedy = "leave it out, or check the name in the model card"
+            raise UserError(f"--{flag}: {self._template} has no such variable\n  {remedy}")
+        return chosen
+
+    def _check_template(self) -> str:
+        """Check the template, and return the text that it adds after the user's text."""
+        question = "c0ffee question"
+        with self._blaming_template():
+            text = self._apply([{"role": "user", "content": question}])
+            self._encode_all([text])
+        if question not in text:
+            raise UserError(f"{self._template}: drops the user's text; use another model")
+        return text.rpartition(question)[2]
+
+    def render(self, messages: Messages) -> array:
+        """Return a prompt's token ids, up to the assistant's reply; the last message may be the reply's beginning."""
+        return self._encode_all([self._text(messages)])[0]
+
+    def render_dialogue(self, messages: Messages) -> array:
+        """Return the token ids of a whole dialogue, with the end of the assistant's last turn, for a reward model.
+
+        Padding tokens at its end are left off: vLLM reads the reward at the last token, but transformers, as in the
+        model's training, at the last one that is not the padding token (GenericForSequenceClassification).
+        """
+        with self._blaming_template():
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            ids = self._encode_all([self._apply(fold(texts, *self._form), asks=False)])[0]
+        while len(ids) > 1 and ids[-1] == self._padding:
+            ids.pop()
+        return ids
+
+    def _text(self, messages: Messages) -> str:
+        """Return a prompt's text; the template writes the beginning of a reply as it writes a whole one.
+
+        A beginning that ends a thought follows what the template asks with instead, which may open that thought:
+        templates leave out thoughts of earlier turns.
+        """
+        begun = ""
+        is_continued = messages[-1]["role"] == "assistant" and not CLOSING.search(messages[-1]["content"])
+        if messages[-1]["role"] == "assistant" and not is_continued:
+            *messages, last = messages
+            said = last["content"]
+            if (opening := OPENING.match(said)) and self.prompt_end.rstrip().endswith(opening[0]):
+                said = said[opening.end() :].lstrip("\n")  # the template has opened this thought
+            parts = re.split(f"({CLOSING.pattern})", said)
+            begun = "".join(part if CLOSING.fullmatch(part) else self._as_text(part) for part in parts)
+        with self._blaming_template():
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            if is_continued:
+                return self._apply(fold(texts, *self._form), asks=False, continue_final_message=True)
+            return self._apply(fold(texts, *self._form)) + self.behind + begun
+
+    def _apply(self, messages: Messages, asks: bool = True, **more: bool) -> str:
+        """Return the template's text for messages, up to the assistant's turn if it `asks`."""
+        variables = {"add_generation_prompt": asks, "tokenize": False, **more, **self.variables, **self._clock}
+        return self.tokenizer.apply_chat_template(messages, **variables)
+
+    def _blaming_template(self) -> AbstractContextManager[None]:
+        return blaming(lambda: f"{self._template} fails")
+
+    @property
+    def _template(self) -> str:
+        folder = self.tokenizer.name_or_path
+        files = ("chat_template.jinja", "tokenizer_config.json")
+        return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
+
+    def _as_text(self, text: str) -> str:
+        """Return a text with a `BREAK` in each control token, so that `_encode_all` reads them as characters."""
+        text = text.replace(BREAK, "")
+        while self._marks.search(text):  # repeated, because marks may overlap, as in <<s>>
+            text = self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text)
+        return text
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """The texts that the tokenizer reads as control tokens."""
+        marks = {
+            token.content: number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if len(token.content) > 1 and (token.special or CONTROL.fullmatch(token.content))
+        }
+        broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
+        unknown = self.tokenizer.unk_token
+        if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids and mark != unknown]:
+            problem = f"its tokenizer reads {stuck[0]} in any text as a control token"
+            print(f"note: {self.tokenizer.name_or_path}: {problem}", file=sys.stderr)
+        longest_first = sorted(marks, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def _encode_all(self, texts: list[str]) -> list[array]:
+        """Return the token ids of texts, encoding the parts around each `BREAK` separately, without special tokens."""
+        if not texts:
+            return []
+        if any(BREAK in text for text in texts):
+            parts = [text.split(BREAK) for text in texts]
+            encoded = iter(self._encode_all([*chain.from_iterable(parts)]))
+            return [array("i", chain.from_iterable(next(encoded) for _ in pieces)) for pieces in parts]
+        if backend := getattr(self.tokenizer, "backend_tokenizer", None):
+            backend.no_truncation()
+            backend.no_padding()
+            encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+            return [self._checked(encoding.ids) for encoding in encodings]
+        return [self._checked(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    def _checked(self, ids: Sequence[int]) -> array:
+        """Return token ids as an array; UserError if the model lacks one of these tokens."""
+        check_tokens(ids, self.tokenizer, self.num_tokens)
+        return array("i", ids)
+
+    @cached_property
+    def _form(self) -> tuple[float, bool]:
+        """The result of `find_form`: some templates refuse the system role (Gemma 2), others silently drop its text."""
+        return find_form(self._apply)
+
+    def render_reply(self, text: str) -> array:
+        """Return the token ids of the assistant's reply to a prompt of `render`, with the token that ends the turn."""
+        if self.end_of_turn is None:
+            problem = "ends no turn, and its tokenizer_config.json has no eos_token"
+            raise UserError(f"{self._template} {problem}; use another model")
+        return self._checked([*self.render_option(text), self.end_of_turn])
+
+    def render_option(self, text: str) -> array:
+        """Return the token ids of a possible beginning of the assistant's reply to a prompt of `render`.
+
+        The prompt ends where the reply begins, so the text has the same tokens after the prompt as on its own.
+        """
+        return self._encode_all([self._as_text(text)])[0]
+
+    @cached_property
+    def end_of_turn(self) -> int:
+        """The token that the chat template puts after the assistant's text, at which generation stops."""
+        marker = "c0ffee reply"
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
+        with self._blaming_template():
+            after = self._apply(messages, asks=False).rpartition(marker)[2]
+        added = self.tokenizer.added_tokens_decoder
+        ids = self.tokenizer.encode(after, add_special_tokens=False)
+        special = (token for token in ids if token in added and added[token].special)
+        return next(special, self.tokenizer.eos_token_id)
+
+    def length(self, rendered: Rendered) -> int:
+        return len(rendered)
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text within a message."""
+        return len(self._encode_all([self._as_text(text)])[0])
+
+
+class PlainText(LocalChat):
+    """Renders only the last message of a prompt, without a template, and adds the end-of-text token, as in training."""
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        self.model_limit = None  # T5's positions are relative
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
+
+    def render(self, messages: Messages) -> array:
+        return self.render_reply(messages[-1]["content"])
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.tokenizer.eos_token_id
+
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output

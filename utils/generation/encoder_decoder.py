@@ -13,9 +13,8 @@ from prompts import History, Messages, Prompt
 from utils.base.cli import FURTHER
 from utils.base.errors import UserError, counted
 from utils.base.progress import announce
-from utils.generation.chat import choose_length
+from utils.generation.chat import PlainText, choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
-from utils.generation.local_chat import PlainText
 from utils.generation.model import Model, Policy
 from utils.generation.requests import Completion, Passages, Rendered, Sampling
 from utils.models.devices import fitting

@@ -70,7 +70,7 @@ def server_of(args: Namespace, model_addr: str) -> str | None:
 
 def _report(args: Namespace, model_addr: str) -> str | None:
     """Return a model's identity, "NAME (PATH)", with the path that its server reports; None if it reports none."""
-    from utils.generation.api_server import ask_for_root
+    from utils.generation.api_engine import ask_for_root
 
     root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
     return root and f"{model_addr} ({root})"

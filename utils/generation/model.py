@@ -11,12 +11,11 @@ from typing import Any
 
 from utils.base.cli import FURTHER, Arguments
 from utils.base.errors import UserError
-from utils.base.output import Key
+from utils.base.made import Key
 from utils.base.progress import announce
-from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length
+from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length, open_local_chat
 from utils.generation.completions import Completions
 from utils.generation.fitting import Window
-from utils.generation.local_chat import open_local_chat
 from utils.generation.requests import Engine, Sampling
 from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts, template_variables
 

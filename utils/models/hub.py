@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from utils.base.environment import OF_HUB, check_before_hub, check_environment
 from utils.base.errors import PassingError, UserError
-from utils.base.file_hashes import file_hash, is_kept
+from utils.base.manifest import file_hash, is_hash_kept
 from utils.base.progress import announce
 from utils.base.web_files import LONGEST_WAIT, read_retry_after
 from utils.models.adapters import adapter_base, check_modules, check_served
@@ -280,7 +280,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     folder, digest = Path(name), hashlib.sha256()
     settings = sorted({path for pattern in SETTINGS for path in folder.glob(pattern) if path.is_file()})
     files = [*settings, *_weights(folder)]
-    if (size := sum(path.stat().st_size for path in files if not is_kept(path))) > GB:
+    if (size := sum(path.stat().st_size for path in files if not is_hash_kept(path))) > GB:
         announce(f"hashing the weights of {name} ({size / GB:.0f} GB), once for all runs")
     for path in files:
         digest.update(f"{path.name} {file_hash(path)}\n".encode())

@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 from utils.base.errors import counted, printable
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.people.agreement import describe_sign_test, human_figures
 from utils.people.raters import CHOICES, Pair, Rating, Results, all_values, preferences

@@ -7,9 +7,8 @@ from statistics import fmean, median
 from typing import Any, NotRequired, TypedDict
 
 from utils.base.errors import UserError, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.manifest import read_manifest, settings_of
+from utils.base.manifest import file_hash, read_manifest, settings_of
 from utils.data.scores import read_scores
 from utils.people.rating_study import SCALES, slots_of
 

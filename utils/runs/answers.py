@@ -10,10 +10,9 @@ from prompts import Prompt, digests
 from utils.base import cli
 from utils.base.cli import Arguments
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json
-from utils.base.manifest import refuse_unranked
-from utils.base.output import Key, Piece, is_failed
+from utils.base.made import Key, Piece, is_failed
+from utils.base.manifest import file_hash, refuse_unranked
 from utils.benchmarks import tasks
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task

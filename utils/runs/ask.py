@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from prompts import History, Messages
 from retrieval.search import MOST, Searched
 from utils.base.cli import Arguments
-from utils.base.output import Key, Piece
+from utils.base.made import Key, Piece
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import Parser
 from utils.benchmarks.personamem.contexts import first_items

@@ -11,9 +11,8 @@ from prompts import Messages, Prompt, digests, load_prompt
 from utils.base import cli
 from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import noted_settings
-from utils.base.output import Key, refuse_other_source
+from utils.base.made import Key, refuse_other_source
+from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import OFFICIAL, Judge, Metric
 from utils.benchmarks.scoring import expected_value

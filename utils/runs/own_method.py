@@ -28,9 +28,8 @@ from retrieval.search import Search, add_search_arguments
 from utils.base import cli
 from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import noted_settings, without_password
-from utils.base.output import Piece, refuse_other_source
+from utils.base.made import Piece, refuse_other_source
+from utils.base.manifest import file_hash, noted_settings, without_password
 from utils.benchmarks.checks import Record
 from utils.benchmarks.readers import writable
 from utils.benchmarks.task import Task

@@ -7,15 +7,13 @@ from prompts import Prompt, choose_lead_in, load_prompt
 from utils.base import cli
 from utils.base.cli import SAMPLED, Arguments
 from utils.base.errors import UserError, counted, first_five
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import folder_settings, noted_settings
-from utils.base.output import Pieces
+from utils.base.made import Pieces
+from utils.base.manifest import file_hash, folder_settings, noted_settings
 from utils.benchmarks.lampqa import plans as parsing
 from utils.benchmarks.task import Task
 from utils.data.responses import Responses, collect_responses, read_plans
-from utils.generation.chat import Chat
+from utils.generation.chat import Chat, open_local_chat
 from utils.generation.engines import choose_model
-from utils.generation.local_chat import open_local_chat
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.runs.answers import Dataset, Method, QuestionFile, ResponseFile

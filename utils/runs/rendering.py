@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from prompts import History, Prompt, load_prompt, own_prompt
-from utils.base.output import Key
+from utils.base.made import Key
 from utils.benchmarks.checks import Record, is_unicode
 from utils.benchmarks.metric import Judge, Parser
 from utils.benchmarks.readers import Parsed, nothing, writable

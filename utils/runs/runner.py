@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.base.cli import Arguments
 from utils.base.errors import UserError, exit_on_signal
-from utils.base.output import Piece
+from utils.base.made import Piece
 from utils.base.progress import Progress
 from utils.benchmarks.thoughts import UNFINISHED, UNFINISHED_COUNT
 from utils.generation.calls import (

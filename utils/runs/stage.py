@@ -9,8 +9,8 @@ from typing import Any
 from retrieval.search import Search
 from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted, quote
+from utils.base.made import Key, MadeFile, Piece
 from utils.base.manifest import manifest_of
-from utils.base.output import Key, MadeFile, Piece
 from utils.benchmarks.task import Task
 from utils.benchmarks.thoughts import THINK_LONGER, UNFINISHED, UNFINISHED_COUNT, describe_unfinished
 from utils.generation.calls import describe_cost, describe_counts

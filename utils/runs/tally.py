@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.base.cli import Arguments
 from utils.base.errors import counted
-from utils.base.output import Piece, is_failed
+from utils.base.made import Piece, is_failed
 from utils.generation.calls import Call, prices_of
 from utils.generation.model import Model
 from utils.runs.ask import Step, Steps

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json, read_lines
-from utils.base.made import prepare_derived
-from utils.base.manifest import describe_run, publishing, settings_of
-from utils.base.output import Key, MadeFile
+from utils.base.made import Key, MadeFile, prepare_derived
+from utils.base.manifest import describe_run, file_hash, publishing, settings_of
 from utils.base.writing import open_whole, write_line
 from utils.benchmarks.readers import writable
 from utils.runs.ask import Step, Steps

@@ -8,8 +8,8 @@ from typing import Any
 
 from utils.base.errors import UserError, printable, quote
 from utils.benchmarks.checks import comparable, number_in
-from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.personamem.contexts import Profile
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 from utils.data.datasets import DatasetFile, with_profile
 from utils.data.leaks import find_leaks

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from utils.base.errors import printable
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 
 # Scores of the same questions are correlated, which two systems' intervals do not show.
 NOT_COMPARED = "Whether two intervals over the same questions overlap says nothing about their difference."

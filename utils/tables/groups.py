@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from utils.base.errors import UserError, plural, quote
-from utils.benchmarks.lampqa.plans import one_line
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import ALL, Task
 from utils.data.scores import Entry, Scores
 

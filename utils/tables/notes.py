@@ -11,8 +11,8 @@ from typing import Any
 from prompts import FOLDER, load_prompt
 from utils.base.errors import counted, named, plural, printable, quote
 from utils.base.manifest import manifest_of
-from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.lampqa.task import PUBLIC_CODE, VERBATIM
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import ALL, Task
 from utils.benchmarks.thoughts import UNFINISHED_COUNT
 from utils.data.responses import UNUSABLE, WITHOUT_PROFILE

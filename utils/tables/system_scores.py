@@ -12,8 +12,8 @@ from typing import Any
 from utils.base.errors import UserError, counted, first_five, kind, plural, quote
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks import tasks
-from utils.benchmarks.lampqa.plans import one_line
 from utils.benchmarks.metric import Metric
+from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 from utils.data.scores import CARRIED, Entry, Scores, read_scores, strategy_in_words
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks

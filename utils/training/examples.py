@@ -10,8 +10,8 @@ from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted, first_five, named
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
+from utils.generation.chat import LocalChat, PlainText
 from utils.generation.fitting import Fitted, Window
-from utils.generation.local_chat import LocalChat, PlainText
 from utils.training.checkpoints import Selection
 
 Texts = dict[str, tuple[str, bool]]  # by question id, what the model wrote, and whether it was cut

@@ -11,8 +11,7 @@ from typing import Any
 
 from utils.base import cli
 from utils.base.errors import UserError, counted, named, num_processes
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import describe_run, read_folder_manifest, refuse_unranked
+from utils.base.manifest import describe_run, file_hash, read_folder_manifest, refuse_unranked
 from utils.base.progress import announce
 from utils.benchmarks.checks import Record
 from utils.data.datasets import Needs, read_dataset

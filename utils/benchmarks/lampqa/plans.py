@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from utils.benchmarks.readers import Parsed, keep_commands, nothing, unescape, writable
+from utils.benchmarks.readers import Parsed, keep_commands, nothing, one_line, unescape, writable
 
 # What constrained decoding allows: at most 10 lines, so that every model stops. A line has 3 to 120 characters, and
 # begins with neither white space nor punctuation.
@@ -152,10 +152,6 @@ def plan_pattern(lead_in: str | None) -> str:
         return PLAN_PATTERN
     escaped = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
     return rf"{escaped}(- {PLAN_LINE}\n){{1,10}}"
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def word_overlap(a: str, b: str) -> float:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.base.errors import UserError, named
-from utils.base.file_hashes import file_hash
-from utils.base.manifest import publishing
+from utils.base.manifest import file_hash, publishing
 from utils.base.writing import open_whole
 from utils.benchmarks.personamem.letters import LETTERS
 from utils.building.personas import blocks

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from utils.base.errors import UserError, quote
-from utils.base.file_hashes import file_hash
 from utils.base.json_files import read_json, read_json_lines, read_text, read_toml
+from utils.base.manifest import file_hash
 
 PERIODS = ("init", "next_week", "next_month", "next_year")  # of a history, in order
 SAMPLES = Path(__file__).parent / "samples"
