@@ -31,6 +31,7 @@ _CHARACTER = regex.compile(r"\X")  # a letter with its marks
 _WIDE = rf"[{_CJK}\uff00-\uffef\u3099\u309a]"
 _NORMALIZED = regex.compile(rf"(?V1){_WIDE}+")
 _BEYOND_RUNS = regex.compile(rf"(?V1){_WIDE}|{_UNSPACED}|{_MARK}|{_SYMBOLS}")
+Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
 
 
 def words_of(text: str) -> list[str]:
@@ -62,9 +63,6 @@ def _stop_words() -> frozenset[str]:
     from bm25s.stopwords import STOPWORDS_EN
 
     return frozenset(STOPWORDS_EN)
-
-
-Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
 
 
 def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequence[int]) -> list[int]:

@@ -34,6 +34,11 @@ from utils.base.manifest import (
 from utils.base.writing import Lock, check_could_write, check_free, check_regular, locked, open_whole, write_json
 
 ALL_BUT_SCRIPT = frozenset[str]({"*"})  # a value of `may_change`, compared by identity
+Key = tuple[str | int, ...]
+Piece = dict[str, Any]  # {"value": ... or None, ...}
+Pieces = dict[Key, Piece]
+INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
+QUESTIONS = ("limit", "num_generated_outputs")  # flags that decide, with a dataset, which pieces an output has
 
 
 class State(Enum):
@@ -180,14 +185,6 @@ def _words(values: list[Any]) -> Iterator[str]:
             yield from _words(value)
         elif isinstance(value, str):
             yield value
-
-
-Key = tuple[str | int, ...]
-Piece = dict[str, Any]  # {"value": ... or None, ...}
-Pieces = dict[Key, Piece]
-
-INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
-QUESTIONS = ("limit", "num_generated_outputs")  # flags that decide, with a dataset, which pieces an output has
 
 
 def is_failed(piece: Piece) -> bool:

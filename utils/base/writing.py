@@ -21,9 +21,14 @@ from typing import IO, TYPE_CHECKING, Any
 from utils.base.errors import AWAY, UserError, describe_os_error
 from utils.base.progress import announce
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
 OWN = secrets.token_hex(4)  # part of the names of this process's temporary files, after its pid
 STAGED = "[0-9a-f]" * 16 + ".tmp"  # a glob pattern for the end of these names
+_json_parts = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
+PATIENCE = 10  # seconds to wait for another process that is about to finish writing
 
 
 def check_could_write(path: Path) -> None:
@@ -148,9 +153,6 @@ def write_json(path: Path, data: Any) -> None:
         file.write(b"\n")
 
 
-_json_parts = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
-
-
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
     """Write a JSON array with only one item in memory at a time, and return the number of items.
 
@@ -211,12 +213,6 @@ def staged_path(path: Path) -> Path:
 def real_path(path: str | Path) -> Path:
     """Return the path, or the target if it is a symbolic link, so that an output that is a link stays a link."""
     return Path(os.path.realpath(path) if os.path.islink(path) else path)
-
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
-PATIENCE = 10  # seconds to wait for another process that is about to finish writing
 
 
 @contextmanager

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
 TOO_LARGE = 1e100
 ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # METEOR's parameters, as LongLaMP sets them
+Entry = dict[str, Any]
+POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing
 
 
 def read_label(response: str, labels: Sequence[str]) -> str:
@@ -80,10 +82,6 @@ def meteor(reference: str, response: str) -> float:
             "METEOR: NLTK data are missing: the sentence splitter punkt_tab or WordNet 3.0\n"
             "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)"
         ) from None
-
-
-Entry = dict[str, Any]
-POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing
 
 
 def check_rating(record: Record, where: str) -> None:

@@ -23,6 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
+RESAMPLES = 9_999
+Met = Sequence[tuple[float, float, float]]  # pairs of values, each with a weight
+Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
+# Fields about a verdict's origin; this module sets the fields from "probabilities" to "spread".
+ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
+          "num_contexts_used")  # fmt: skip
+NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
+
 
 @dataclass(frozen=True)
 class Pooled:
@@ -74,13 +82,6 @@ ROOT_MEAN_SQUARE = Pooled(lambda entry: entry["score"], _root_mean_square)
 
 def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-RESAMPLES = 9_999
-Met = Sequence[tuple[float, float, float]]  # pairs of values, each with a weight
 
 
 class Estimate(NamedTuple):
@@ -136,14 +137,6 @@ def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> 
     by_chance = np.einsum("ti,ij,tj->t", tables.sum(axis=2), distances, tables.sum(axis=1))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(by_chance > 0, (by_chance - seen) / by_chance, np.nan)
-
-
-Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
-
-# Fields about a verdict's origin; this module sets the fields from "probabilities" to "spread".
-ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
-          "num_contexts_used")  # fmt: skip
-NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
 
 
 def no_answer(answered: Sequence[bool]) -> Verdict:

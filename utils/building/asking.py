@@ -43,6 +43,8 @@ ASPECTS_SCHEMA = {
     "required": [_ENOUGH.name, _ASPECTS.name],
     "additionalProperties": False,
 }
+FIGURES = {field.name for field in fields(Fitted)}  # about a prompt's profile; prompts here have none
+Counts = dict[str, int]
 
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
@@ -94,10 +96,6 @@ def _boolean(value: object) -> bool | None:
 
 def _no_boolean(field: Any) -> Parsed:
     return nothing(f"{field.name} is neither true nor false")
-
-
-FIGURES = {field.name for field in fields(Fitted)}  # about a prompt's profile; prompts here have none
-Counts = dict[str, int]
 
 
 @dataclass(frozen=True)

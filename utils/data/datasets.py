@@ -24,6 +24,9 @@ from utils.benchmarks.task import Task
 from utils.data.tables import is_table
 
 CHUNK = 1 << 20  # bytes read at a time
+_MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
+# The fields of a record that a script reads, or a function that returns these fields for a benchmark.
+Needs = Sequence[str] | Callable[[Task], Iterable[str]]
 
 
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
@@ -78,9 +81,6 @@ def _stream_lines(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
         offset += len(line)
 
 
-_MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
-
-
 def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
     """Yield a JSON array's items one by one; ValueError if the file holds anything else."""
     reader = codecs.getreader("utf-8")(file)
@@ -107,10 +107,6 @@ def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
         text, place = text[place:] + more, 0
     if (text[mark.end() :] + reader.read()).strip():
         raise ValueError("something after the array")
-
-
-# The fields of a record that a script reads, or a function that returns these fields for a benchmark.
-Needs = Sequence[str] | Callable[[Task], Iterable[str]]
 
 
 def fields_of(needs: Needs, task: Task) -> set[str]:

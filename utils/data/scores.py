@@ -34,6 +34,8 @@ CARRIED = ("num_truncated", "num_selected", "num_without_plan")
 
 Scores = dict[str, Any]
 Entry = dict[str, Any]  # of `per_question_scores`
+COMBINED = "utils/combine_scores.py"  # the script that writes rewards
+SampleScores = dict[str, list[float | None]]  # by question id, in the order of the samples; None: no score
 
 
 def score_file(
@@ -260,11 +262,6 @@ def _check_samples(metric: Metric, entry: Record, where: str) -> None:
 def _is_score(metric: Metric, score: Any) -> bool:
     least, most = metric.limits
     return type(score) in (int, float) and least <= score <= most and abs(score) <= sys.float_info.max
-
-
-COMBINED = "utils/combine_scores.py"  # the script that writes rewards
-
-SampleScores = dict[str, list[float | None]]  # by question id, in the order of the samples; None: no score
 
 
 def read_sample_scores(path: str, responses: Responses, response_addr: str) -> tuple[Scores, SampleScores]:

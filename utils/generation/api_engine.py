@@ -61,6 +61,20 @@ MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 REFUSES_THE_USER = (401, 402, 403)  # a key, an account, or its allowance of tokens
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
+LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
+CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
+NOTE_SECONDS = 30  # between two notes on stderr
+LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
+# Finish reasons, in lower case, that say why a reply is empty: the content, a tool, or the limit of tokens.
+CAUSE = re.compile(
+    r"content|filter|safety|block|recitation|prohibited|spii|policy|sensitive|risk|tool|function|length|max"
+)
+# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request, and fill parameters that
+# a request leaves out from the model's generation_config.json, which a local model's flags do not.
+VLLM_LIKE, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+# The run ends if this number of different prompts is refused before a model's first answer, or between two.
+SEVERAL, MANY = 3, 20
 
 
 class AbsentError(UserError):
@@ -247,23 +261,6 @@ def problem_of(
         return MalformedError(f"the {server} refuses the request: {message}", param, details)
     hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
     return (AbsentError if status == 404 else UserError)(f"the {server} answers {status}: {message}{hint}")
-
-
-LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
-CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
-NOTE_SECONDS = 30  # between two notes on stderr
-LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between our tries are 5, 25, 125, 300, ...
-# Finish reasons, in lower case, that say why a reply is empty: the content, a tool, or the limit of tokens.
-CAUSE = re.compile(
-    r"content|filter|safety|block|recitation|prohibited|spii|policy|sensitive|risk|tool|function|length|max"
-)
-
-# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request, and fill parameters that
-# a request leaves out from the model's generation_config.json, which a local model's flags do not.
-VLLM_LIKE, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
-NEUTRAL = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-# The run ends if this number of different prompts is refused before a model's first answer, or between two.
-SEVERAL, MANY = 3, 20
 
 
 class APIEngine:

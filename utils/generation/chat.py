@@ -43,6 +43,11 @@ BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it
 TEMPLATE_DATE = "2024-07-26"
 CLOCK = "strftime_now"  # a template's function for today's date
 PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
+PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
+VERDICT_TOKENS = 512  # most tokens of a judge's output
+TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
+FETCH_SECONDS = 20  # to wait for tiktoken's table
+BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
@@ -360,13 +365,6 @@ class PlainText(LocalChat):
     @property
     def end_of_turn(self) -> int:
         return self.tokenizer.eos_token_id
-
-
-PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
-VERDICT_TOKENS = 512  # most tokens of a judge's output
-TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
-FETCH_SECONDS = 20  # to wait for tiktoken's table
-BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
 class APIChat(Counting):

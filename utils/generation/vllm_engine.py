@@ -39,6 +39,14 @@ ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messag
 RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")
 SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
 LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+T = TypeVar("T")
+BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
+BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
+AT_A_TIME = 256  # requests per step on a GPU
+GONE_SECONDS = 30  # to wait for an engine's process to end
 
 
 def quiet_libraries(log_level: str) -> None:
@@ -131,18 +139,6 @@ def set_up_engine_process() -> None:
 # Python's spawn imports the script, and so this file, in each of vLLM's processes.
 if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
     set_up_engine_process()
-
-
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
-    from vllm.sampling_params import SamplingParams
-
-T = TypeVar("T")
-
-BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
-BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
-AT_A_TIME = 256  # requests per step on a GPU
-GONE_SECONDS = 30  # to wait for an engine's process to end
 
 
 class VLLMEngine:

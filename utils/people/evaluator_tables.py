@@ -17,6 +17,8 @@ from utils.tables.system_scores import cluster_of
 
 if TYPE_CHECKING:
     import numpy as np
+PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
+BEST_PUBLISHED = 0.7594  # share of Personalized RewardBench's pairs that a reward model gets right (arXiv 2604.07343)
 
 
 def preference_figures(evaluator: Evaluator) -> dict[str, Any]:
@@ -241,7 +243,3 @@ def describe_left_out(row: dict[str, Any]) -> str | None:
     }
     parts = [f"{count} {reason}" for reason, count in counts.items() if count]
     return f"{row['name']}: questions left out: {', '.join(parts)}." if parts else None
-
-
-PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
-BEST_PUBLISHED = 0.7594  # share of Personalized RewardBench's pairs that a reward model gets right (arXiv 2604.07343)

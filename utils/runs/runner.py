@@ -42,6 +42,10 @@ COUNTED = {  # figures of a role's calls: each is the sum of what the function r
     "repaired": lambda call: call.get("parsed") == "repaired",
     "num_contexts_dropped": lambda call: call.get("num_contexts_dropped", 0),
 }
+AT_ONCE = 16  # records that run concurrently without an engine, because a method may wait for other things
+GRACE = 1  # seconds to wait for the end of tasks that a method has left running
+OUTAGE = 3  # a server counts as gone after this many unanswered records in a row, or as many as run concurrently
+Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 
 def publish(tally: Tally) -> None:
@@ -103,12 +107,6 @@ def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
         print(
             f"{args.completions}: {which} is stored; run the command without --num_shards to write {', '.join(outputs)}"
         )
-
-
-AT_ONCE = 16  # records that run concurrently without an engine, because a method may wait for other things
-GRACE = 1  # seconds to wait for the end of tasks that a method has left running
-OUTAGE = 3  # a server counts as gone after this many unanswered records in a row, or as many as run concurrently
-Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 
 @dataclass
