@@ -34,15 +34,17 @@ from utils.models.hub import model_folder
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_weights, loading
 from utils.models.machine import Gpu, check_before_fetching, count_gpus, gpu_problems
 
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
 ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
 # An error in a log, but not one that only says where to look for the cause.
 RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")
 SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
 LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
-    from vllm.sampling_params import SamplingParams
-T = TypeVar("T")
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
 AT_A_TIME = 256  # requests per step on a GPU
