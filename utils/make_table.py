@@ -59,14 +59,17 @@ def main(argv: list[str] | None = None) -> int:
         first = boards[0]
         shown = shown if first.task.benchmark else None
         paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, first.rows, shown)
-    comparisons = compare(boards, args.baseline, args.intervals, args.holm)
+    if args.length and (pooled := next((board for board in boards if board.metric.pooled), None)):
+        raise UserError(f"--length: {pooled.title} is not a mean over questions; leave the flag out")
+    comparisons = compare(boards, args.baseline, args.intervals, args.holm, args.length)
     tables = make_tables(args, boards, comparisons, paper)
     over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if seeds and args.baseline else []
     tables += [score_table.seeds_table(boards, seeds, over_seeds, args.format != "csv")] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and comparisons else []
+    tables += [score_table.lengths_table(boards, comparisons)] if args.length and comparisons else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, comparisons, paper, seeds, over_seeds))
+        text = to_csv(score_table.csv_rows(boards, comparisons, paper, seeds, over_seeds, args.length))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -87,7 +90,7 @@ def make_tables(
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
     notes += [] if args.intervals else score_table.left_out_notes(comparisons)
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
-    tables = [score_table.means_table(page, comparisons, paper) for page in pages]
+    tables = [score_table.means_table(page, comparisons, paper, args.length) for page in pages]
     tables[-1].notes.extend(notes)
     return tables
 
@@ -106,6 +109,8 @@ def build_parser() -> cli.FlagParser:
     add("--intervals", action="store_true",
         help="a second table (in csv, more columns): interval, permutation test and effect size per comparison; for "
         "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
+    add("--length", action="store_true",
+        help="a column of mean words per answer, and with --baseline a table of differences at equal length (off)")
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
         help="a method and the rows of its seeds: adds a table with their mean and standard deviation, with --baseline "
         "also tests of each question's mean over the seeds; in csv more rows, with a number in the column Seeds; once "

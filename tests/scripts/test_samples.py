@@ -42,6 +42,9 @@ def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
     assert [entry["score"] for entry in content["per_question_scores"]] == [1, 0.5, 0, 1]
     assert [entry.get("unanswered_samples") for entry in content["per_question_scores"]] == [None, 1, 1, None]
     assert (content["score"], content["num_unanswered"], len(judged.server.requests)) == (0.625, 1, 9)
+    assert [(entry["words"], entry["sample_words"]) for entry in content["per_question_scores"]][1:3] == [
+        (2, [2, None, 2]), (None, [None, 2])
+    ]  # fmt: skip
     line = "score 0.6250 over 4 questions; 1 of them without an answer, counted 0; mean of the questions' means over "
     assert f"{line}11 samples 0.5625 (1 without a score, 2 without an answer)" in capsys.readouterr().out
     # The first samples alone, or the second ones in a file of their own, as another command would judge them.
@@ -127,3 +130,5 @@ def test_a_table_over_samples_needs_means(judged):
     assert evaluate_responses.main(list(map(str, words))) == 0
     with pytest.raises(UserError, match="--samples: RMSE is not a mean over questions"):
         make_table.main(["--system", "A", str(judged.folder / "rmse.json"), "--samples", "all"])
+    with pytest.raises(UserError, match="--length: LaMP-3, RMSE is not a mean over questions"):
+        make_table.main(["--system", "A", str(judged.folder / "rmse.json"), "--length"])

@@ -3,13 +3,16 @@
 A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`. `task` is
 left out for the first task, `strategy` for a task's first metric. An entry is `{"id", "group", "subgroup",
 "question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
-With --samples all, it has `samples`, the score of each response (null if the judge gave no verdict), and
-`unanswered_samples`, how many of them are missing answers, unless that is 0; the other fields are about the first
-response. A question is listed once all its responses have their verdicts."""
+`words` is the number of words of the answer, null without one. With --samples all, an entry has `samples`, the score of
+each response (null if the judge gave no verdict), `sample_words`, and `unanswered_samples`, how many of them are
+missing answers, unless that is 0; the other fields are about the first response. A question is listed once all its
+responses have their verdicts.
+"""
 
 import hashlib
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -30,7 +33,8 @@ from utils.benchmarks.scoring import Verdict
 from utils.benchmarks.task import Task
 from utils.data.responses import Responses
 
-CARRIED = ("num_truncated", "num_selected", "num_without_plan")
+CARRIED = ("num_truncated", "num_selected", "num_without_plan", "num_raw_json")
+RAW_JSON = re.compile(r"\s*(?:```(?:json)?\s*)?\{\s*\"")  # how an answer begins that is an object around the answer
 
 Scores = dict[str, Any]
 Entry = dict[str, Any]  # of `per_question_scores`
@@ -89,12 +93,26 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
         num_truncated: answers that were cut at --max_tokens and are scored as they are.
         num_selected: responses that were selected by their scores (utils/select_responses.py).
         num_without_plan: answers by PlanPers without a usable plan.
+        num_raw_json: answers that are JSON instead of the text inside it, which is longer, and so may score higher.
     """
     firsts = [responses[question["id"]][0] for question in questions]
     truncated = sum(bool(first.get("truncated") and (first["output"] or "").strip()) for first in firsts)
     selected = sum(bool(selection_of(first)) for first in firsts)
-    counts = (truncated, selected, sum("no_plan" in first for first in firsts))
+    without_plan = sum("no_plan" in first for first in firsts)
+    raw_json = sum(RAW_JSON.match(first["output"] or "") is not None for first in firsts)
+    counts = (truncated, selected, without_plan, raw_json)
     return {name: count for name, count in zip(CARRIED, counts, strict=True) if count}
+
+
+def add_words(entries: list[Entry], responses: Mapping[str, list[dict[str, Any]]], all_samples: bool) -> None:
+    """Add to each question's entry `words`, the number of words of its first response, None for a missing answer.
+
+    With `all_samples`, also `sample_words`, those of each response. Words are separated by white space.
+    """
+    for entry in entries:
+        outputs = [response["output"] for response in responses[entry["id"]]]
+        counts = [len(output.split()) or None if isinstance(output, str) else None for output in outputs]
+        entry |= {"words": counts[0], **({"sample_words": counts} if all_samples else {})}
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
@@ -131,6 +149,8 @@ class _Entry(msgspec.Struct):
     question_sha256: str
     group: str | None
     cluster: str | None = None
+    words: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    sample_words: list[Annotated[int, msgspec.Meta(ge=1)] | None] = []
 
 
 class _Detail(msgspec.Struct):

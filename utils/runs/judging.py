@@ -29,7 +29,7 @@ from utils.data.responses import (
     read_responses,
     refuse_gaps,
 )
-from utils.data.scores import carried, score_file
+from utils.data.scores import add_words, carried, score_file
 from utils.generation.calls import Call
 from utils.generation.engines import choose_model, is_classifier, pads_with_end
 from utils.generation.model import Model
@@ -108,7 +108,10 @@ class ScoreFile(StageFile):
                 ]
                 for question in self.questions
             }
-        return score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), samples, head)
+        scores = score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), samples, head)
+        if not others:
+            add_words(scores["per_question_scores"], first, bool(self.args.samples))
+        return scores
 
     def check_replaced(self, made: dict[str, Any]) -> None:
         """Refuse to replace the scores of another response file: --score_addr may name them by mistake.

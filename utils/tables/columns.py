@@ -3,6 +3,7 @@
 A cell holds a mean with its interval, or a comparison of two systems.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -123,6 +124,16 @@ def interval_words(system: System) -> str:
 # Comparisons of systems with baselines, and daggers
 
 
+@dataclass(frozen=True)
+class Length:
+    """A comparison at equal length, over the questions that both systems have a score and an answer for."""
+
+    num_questions: int
+    words: tuple[float, float]  # mean words per answer of the system and the baseline
+    difference: float  # the system's mean minus the baseline's
+    at_equal_length: significance.AtEqualLength | None
+
+
 @dataclass
 class Comparison:
     """A system against a baseline in one column, over the questions scored for both; undefined figures are None."""
@@ -140,6 +151,7 @@ class Comparison:
     interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
     effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
     flips: int | None = None  # sign flips in PERMUTATION, if all were tried
+    length: "Length | None" = None  # also None if not asked for
 
     def shown_p(self, test: str) -> float | None:
         """Return the corrected p-value of the test, or the uncorrected p-value if none was corrected."""
@@ -160,10 +172,13 @@ class Comparison:
         return p is not None and p < ALPHA and sign * self.difference > 0
 
 
-def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
+def compare(
+    boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool, lengths: bool = False
+) -> list[Comparison]:
     """Compare all other systems with all baselines, per column, where both have scores of the same task and metric.
 
-    Controls are compared only as baselines, so they do not count in Holm's correction.
+    With `lengths`, also at equal length. Controls are compared only as baselines, so they do not count in Holm's
+    correction.
     """
     comparisons = []
     for board in boards:
@@ -171,7 +186,7 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
         others = [system for system in board.systems if system.name not in baselines and system.excluded != CONTROL]
         for system in others:
             for name in (name for name in baselines if name in by_name):
-                comparisons += compare_systems(board, system, by_name[name], intervals)
+                comparisons += compare_systems(board, system, by_name[name], intervals, lengths)
     if correct:
         correct_all(comparisons)
     return comparisons
@@ -207,7 +222,9 @@ def compare_methods(
     return compare(pooled, [*whole, *single], False, correct)
 
 
-def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:
+def compare_systems(
+    board: Board, system: System, baseline: System, intervals: bool, lengths: bool = False
+) -> Iterator[Comparison]:
     """Yield a comparison per column, over the questions that both systems have a score on, paired by id."""
     first, second = ({question["id"]: question for question in row.questions} for row in (system, baseline))
     counts: Counter[tuple[bool, bool]] = Counter()  # by (scored for the system, scored for the baseline)
@@ -221,6 +238,7 @@ def compare_systems(board: Board, system: System, baseline: System, intervals: b
     by_user = bool(cluster_names([board]))
     for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items():
         figures = compare_pairs(board.metric, strata, by_user, intervals)
+        figures |= {"length": compare_lengths(strata, by_user)} if lengths else {}
         yield Comparison(system.name, baseline.name, board, board.name_of(column), pairing, **figures)
 
 
@@ -244,6 +262,19 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
         figures["interval"] = significance.interval(values, clusters, of, -most, most)
         figures["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
     return figures
+
+
+def compare_lengths(strata: Sequence[Sequence[Any]], by_user: bool) -> Length | None:
+    """Compare pairs of questions at equal length; None if a stratum has no pair with words on both sides."""
+    strata = [[pair for pair in stratum if all(entry.get("words") for entry in pair)] for stratum in strata]
+    if not all(strata):
+        return None
+    clusters = [[cluster_of(first) for first, _ in stratum] for stratum in strata] if by_user else None
+    values = [differences([(first["score"], second["score"]) for first, second in stratum]) for stratum in strata]
+    ratios = [[math.log(first["words"] / second["words"]) for first, second in stratum] for stratum in strata]
+    words = tuple(mean([mean([pair[side]["words"] for pair in stratum]) for stratum in strata]) for side in (0, 1))
+    adjusted = significance.at_equal_length(values, ratios, clusters)
+    return Length(sum(map(len, strata)), words, significance.estimate(values), adjusted)
 
 
 def correct_all(comparisons: list[Comparison]) -> None:

@@ -69,6 +69,9 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         yield f"Verdicts differ in kind from the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
+    words = [f"{system.name} {system.mean_words:.0f}" for system in systems if system.mean_words is not None]
+    if words and board.metric.judge:
+        yield f"Mean words per answer: {', '.join(words)}. Judges may prefer long answers (--length)."
     overall = next(name for name in (task.overall, MACRO, task.groups[0]) if name in columns_of(task))
     means = {system: column_means(system)[overall] for system in systems}
     scored = [system for system in systems if means[system] is not None]
@@ -113,6 +116,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     for noun, (count, without) in counts_as.items():
         if count:
             yield f"{counted(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
+    if raw_json := system.num_raw_json:
+        yield f"{counted(raw_json, 'answer')} left as JSON, which is longer than the text inside"
     if truncated := system.num_truncated:
         yield f"{counted(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_without_plan:
@@ -254,6 +259,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
         text += f"; {scores['num_unanswered']} {among} without an answer, counted {metric.worst}"
     if "num_truncated" in scores:
         text += f"; {scores['num_truncated']} cut off at --max_tokens, scored like complete ones"
+    if "num_raw_json" in scores:
+        text += f"; {scores['num_raw_json']} left as JSON"
     if "num_without_plan" in scores:
         text += f"; {scores['num_without_plan']} without a usable plan"
     if "num_selected" in scores:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import mean, stdev
+from statistics import fmean, mean, stdev
 from typing import Any
 
 from utils.base.errors import UserError, counted, plural, quote
@@ -40,13 +40,16 @@ class Row:
 
     name: str
     means: dict[str, float | None]
-    counts: dict[str, int]
+    counts: dict[str, int | None]
     label: str  # the name as shown
     excluded: str  # see `System`
 
 
-def make_rows(boards: list[Board]) -> list[Row]:
-    """Return one row per system over all boards; a question counts once, however many metrics scored it."""
+def make_rows(boards: list[Board], lengths: bool = False) -> list[Row]:
+    """Return one row per system over all boards; a question counts once, however many metrics scored it.
+
+    With `lengths`, the counts have the mean words per answer, if the system is on one board.
+    """
     rows = []
     unscored = f"Unscored {plural(boards[0].metric.unit)}"
     for name in boards[0].rows:
@@ -59,6 +62,9 @@ def make_rows(boards: list[Board]) -> list[Row]:
             most = max(same, key=lambda system: len(system.asked_ids))
             more = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
             counts = {head: count + extra for (head, count), extra in zip(counts.items(), more, strict=True)}
+        if lengths:
+            words = [system.mean_words for system in systems]
+            counts = {"Words": None if None in words else round(fmean(words)), **counts}
         label = label_of(boards, name)
         excluded = next(filter(None, (system.excluded for system in systems)), "")
         rows.append(Row(name, means, counts, label, excluded))
@@ -85,8 +91,10 @@ def columns_in(boards: list[Board]) -> dict[str, Board]:
     return {board.name_of(column): board for board in boards for column in columns_of(board.task)}
 
 
-def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), paper: Paper | None = None) -> Table:
-    rows, columns = make_rows(boards), columns_in(boards)
+def means_table(
+    boards: list[Board], comparisons: Sequence[Comparison] = (), paper: Paper | None = None, lengths: bool = False
+) -> Table:
+    rows, columns = make_rows(boards, lengths), columns_in(boards)
     counts = list(rows[0].counts)
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
@@ -98,11 +106,11 @@ def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), pap
             if paper and (row.name, column) in paper.scores:
                 beside = paper.printed(row.name, column), signed(_to_paper(row, column, paper), paper.decimals)
             cells.append(Cell(number(value), dagger, row.name in best[column], beside))
-        lines.append(cells + [Cell(str(count)) for count in row.counts.values()])
+        lines.append(cells + [Cell("–" if count is None else str(count)) for count in row.counts.values()])
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         printed = [paper.printed(method, column) for column in columns]
         lines.append([*map(Cell, [f"{method} (paper)", *printed, *["–"] * len(counts)])])
-    short = _short_names(boards) | dict(zip(counts, ("Qns.", "Unans.", "Unsc."), strict=True))
+    short = _short_names(boards) | dict(zip(counts[-3:], ("Qns.", "Unans.", "Unsc."), strict=True))
     heads, above = [*join_columns({"System": None}, columns, rows[0].counts)], []
     if not boards[0].is_alone:
         above = ["", *(board.task.name for board in boards), *("" for _ in counts)]
@@ -240,6 +248,34 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     return Table(columns, rows, [note, *_too_few(comparisons), *described], num_names=3, short=short)
 
 
+def lengths_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
+    """Return a table with one row per comparison: the difference as it is, and at equal length."""
+    rows = []
+    for comparison in comparisons:
+        texts = [*(label_of(boards, name) for name in (comparison.system, comparison.baseline)), comparison.column]
+        if (length := comparison.length) is None:
+            rows.append([*map(Cell, [*texts, *["–"] * 7])])
+            continue
+        texts += [*(f"{words:.0f}" for words in length.words), signed(length.difference)]
+        adjusted = length.at_equal_length
+        texts += ["–"] * 3 if adjusted is None else [
+            signed(adjusted.difference), interval_text(adjusted.interval), signed(adjusted.per_doubling)
+        ]  # fmt: skip
+        rows.append([*map(Cell, [*texts, str(length.num_questions)])])
+    cluster = cluster_names(boards)
+    robust = f", cluster-robust by {cluster}" if cluster else ""
+    note = (
+        "At equal length: the mean difference if both answers had the same number of words, by a regression of the "
+        "questions' score differences on the log ratios of the words, with one slope, over the questions that both "
+        f"have a score and an answer for; 95% interval{robust}. Per doubling: the effect of twice as many words. It "
+        "also corrects a system that is better because it says more, and extrapolates where lengths hardly overlap."
+    )
+    columns = ["System", "Baseline", "Column", "Words", "Baseline's words", "Difference", "At equal length"]
+    columns += ["95% interval", "Per doubling", "Questions"]
+    short = {"Difference": "Diff.", "At equal length": "Equal", "Baseline's words": "Base", "Questions": "Qns."}
+    return Table(columns, rows, [note], num_names=3, short=_short_names(boards) | short)
+
+
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
     """Yield notes on comparisons with too few questions to be significant, one per least p that their flips allow."""
     by_least: dict[float, list[str]] = {}
@@ -331,12 +367,13 @@ def csv_rows(
     paper: Paper | None,
     seeds: dict[str, list[str]],
     over_seeds: list[Comparison],
+    lengths: bool = False,
 ) -> list[list[Any]]:
     """Return a header and one row per system, with all figures of the tables and of the notes on the paper.
 
     The paper's other rows follow, then one row for each method of `seeds`, with the comparisons of `compare_methods`.
     """
-    records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
+    records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards, lengths)]
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})
@@ -371,6 +408,17 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
     return join_columns(*parts, {} if paper is None else wording_columns(systems))
 
 
+def _csv_length(comparison: Comparison) -> dict[str, float | None]:
+    """Return the figures at equal length, if they were asked for."""
+    if (length := comparison.length) is None:
+        return {}
+    figures: dict[str, float | None] = {"words": length.words[0], "baseline's words": length.words[1]}
+    if (adjusted := length.at_equal_length) is not None:
+        limits = {f"at equal length, {name}": limit for name, limit in _csv_limits(adjusted.interval)}
+        figures |= {"at equal length": adjusted.difference, **limits, "per doubling": adjusted.per_doubling}
+    return figures
+
+
 def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, float | None]]:
     return zip(("95% interval, low", "95% interval, high"), interval or (None, None), strict=True)
 
@@ -389,7 +437,7 @@ def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
     record = {}
     for comparison in comparisons:
         figures = {"paired questions": comparison.num_questions, "difference": comparison.difference}
-        figures |= comparison.p_values
+        figures |= comparison.p_values | _csv_length(comparison)
         if PERMUTATION in comparison.p_values:
             figures |= {**dict(_csv_limits(comparison.interval)), "effect size": comparison.effect_size}
         column, baseline = comparison.column, comparison.baseline

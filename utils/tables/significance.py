@@ -129,6 +129,53 @@ def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
     return [float(score + moved[place]) for place in map({value: i for i, value in enumerate(counts)}.get, stratum)]
 
 
+class AtEqualLength(NamedTuple):
+    """The difference of two systems whose answers are equally long, its 95% interval, and the effect of length."""
+
+    difference: float
+    interval: Interval | None
+    per_doubling: float  # the change of the difference if the first system's answers are twice as long
+
+
+def at_equal_length(strata: Strata, ratios: Strata, clusters: Clusters | None = None) -> AtEqualLength | None:
+    """Regress score differences d on the log ratio x of the answers' words: d = a_c + b x + e in stratum c.
+
+    The difference at equal length is the mean of a_c over the strata (analysis of covariance with a common slope; each
+    stratum has the same weight). Its interval is `robust_mean`'s of the linearized values
+    a_c + e (1 - X (x - x_c) / S), where x_c is a stratum's mean, X the mean of x_c, and S the weighted sum of squares
+    of x - x_c, widened for the slope by sqrt(n / (n - 1)), with n the questions beyond one per stratum.
+
+    Args:
+        strata: d by stratum.
+        ratios: x by stratum, log(words of the first answer / words of the second).
+        clusters: by stratum; without them, questions are independent.
+
+    Returns:
+        None if a stratum is empty, or if the ratios do not vary within strata, so that the slope is unknown.
+    """
+    if not all(strata):
+        return None
+    centres, levels = list(map(fmean, ratios)), list(map(fmean, strata))
+    moved = [[x - centre for x in xs] for xs, centre in zip(ratios, centres, strict=True)]
+    squares = math.fsum(fmean(x * x for x in xs) for xs in moved)
+    if squares < 1e-12:
+        return None
+    slope = math.fsum(fmean(map(math.prod, zip(xs, ds, strict=True))) for xs, ds in zip(moved, strata, strict=True))
+    slope /= squares
+    shift = fmean(centres) * len(strata) / squares  # X / S, with S as a mean over strata
+    linearized = []
+    for xs, ds, centre, level in zip(moved, strata, centres, levels, strict=True):
+        errors = [d - level - slope * x for x, d in zip(xs, ds, strict=True)]
+        linearized.append([level - slope * centre + e * (1 - shift * x) for x, e in zip(xs, errors, strict=True)])
+    difference, spare = fmean(map(fmean, linearized)), sum(map(len, strata)) - len(strata)
+    names = clusters or [[f"{c} {i}" for i in range(len(ds))] for c, ds in enumerate(strata)]
+    limits = None
+    if spare > 1 and (robust := robust_mean(linearized, names)) is not None:
+        half = robust.half(robust.degrees) * math.sqrt(spare / (spare - 1))
+        limits = rounded(difference - half), rounded(difference + half)
+    return AtEqualLength(rounded(difference), limits, rounded(slope * math.log(2)))
+
+
 def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
     """Compute the 95% interval of a share, a mean of zeros and ones: Wilson's (1927) if questions are independent.
 

@@ -51,7 +51,13 @@ class System:
         # Intervals and tests are clustered by user if a user has several questions.
         self.cluster = task.user_field if len(set(users)) < len(users) else None
         carried = (sum(scores.get(name, 0) for scores in files.values()) for name in CARRIED)
-        self.num_truncated, self.num_selected, self.num_without_plan = carried
+        self.num_truncated, self.num_selected, self.num_without_plan, self.num_raw_json = carried
+
+    @property
+    def mean_words(self) -> float | None:
+        """Mean words per answer, over the questions with a score and an answer; None if no file has words."""
+        counts = [entry["words"] for entry in self.questions if entry["score"] is not None and entry.get("words")]
+        return fmean(counts) if counts else None
 
     @cached_property
     def excluded(self) -> str:
@@ -234,7 +240,7 @@ def _with_samples(task: Task, name: str) -> Task:
 def average_samples(content: Scores) -> Scores:
     """Return a score file whose questions have the mean score of their samples, without those that have no score.
 
-    `details` has the samples; a question is answered if one of its samples is.
+    `details` has the samples; a question is answered if one of its samples is. `words` is the mean over its answers.
     """
 
     def averaged(entry: Entry) -> Entry:
@@ -242,7 +248,9 @@ def average_samples(content: Scores) -> Scores:
         known = [score for score in samples if score is not None]
         answered = len(samples) > unanswered_samples(entry)
         details = [{"score": score} for score in samples] if entry["details"] else []
-        return {**entry, "score": fmean(known) if known else None, "details": details, "answered": answered}
+        counts = [count for count in entry.get("sample_words") or [entry.get("words")] if count is not None]
+        means = {"score": fmean(known) if known else None, "words": fmean(counts) if counts else None}
+        return {**entry, **means, "details": details, "answered": answered}
 
     return {**content, "per_question_scores": list(map(averaged, content["per_question_scores"]))}
 
