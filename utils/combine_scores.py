@@ -1,7 +1,7 @@
 """Combine scores with terms computed from the responses into rewards, for a training with --objective grpo.
 
   python utils/combine_scores.py --response_addr samples.json --score_addr scores.json --output_addr rewards.json \\
-      --contrast -0.1 --contrast_addr plain.json --length -0.01 --length_note intent --length_over 200
+      --contrast -0.1 --contrast_addr plain.json --length_weight -0.01 --length_note intent --length_over 200
 
 The scores are those of all samples (evaluate_responses.py --samples all). The output has, in `rewards`, a list per
 question, in the order of the samples.
@@ -49,7 +49,7 @@ def build_parser() -> cli.FlagParser:
         help="weight of ROUGE-L (0 to 1, without IAP's stemming) between the response and the one in --contrast_addr "
         "(%(default)s)")
     add("--contrast_addr", metavar="FILE", help="responses to compare with, such as those of the untrained model")
-    add("--length", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
+    add("--length_weight", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
     add("--length_note", metavar="NAME",
         help="name of the note (ask.note) whose words are counted (default: count the response's words)")
     add("--length_over", type=cli.non_negative_int, default=0, metavar="N", help="the limit, in words (%(default)s)")
@@ -62,7 +62,7 @@ def build_parser() -> cli.FlagParser:
     add("--form_texts", nargs="+", metavar="TEXT", help="texts in the required order, such as headings")
     # fmt: on
     parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "give --contrast")
-    parser.without_effect("--length_note --length_over", lambda args: not args.length, "without --length")
+    parser.without_effect("--length_note --length_over", lambda args: not args.length_weight, "without --length_weight")
     parser.without_effect("--form_texts", lambda args: not args.form, "without --form", "give --form")
     parser.without_effect("--own_addr", lambda args: not args.own, "without --own", "give --own")
     add_overwrite_argument(parser)
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--{name}: needs --{needed}")
     cli.check_outputs([args.output_addr], [args.response_addr, args.score_addr])
     prepare_derived([args.output_addr], COMBINED, args.overwrite)
-    weights = {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
+    weights = {name: vars(args)[name] for name in ("score", "contrast", "form")} | {"length": args.length_weight}
     weights |= {"own": args.own} if args.own else {}
     content = combined(args, weights, terms_of(args))
     settings = {"script": COMBINED, "responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}

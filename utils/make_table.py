@@ -27,6 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 import argparse
+import re
 
 from utils.base import cli
 from utils.base.errors import UserError, quote
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     check_arguments(args, names)
     seeds = {one_line(method): list(map(one_line, rows)) for method, *rows in args.seeds or []}
     boards = boards_of(args)
+    published = read_published(args, boards)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
         raise UserError("--intervals: nothing to compare; give --baseline")
@@ -58,18 +60,27 @@ def main(argv: list[str] | None = None) -> int:
         shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
         first = boards[0]
         shown = shown if first.task.benchmark else None
-        paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, first.rows, shown)
+        of_paper = [name for name, scores in published.items() if not scores]
+        paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, [*first.rows, *of_paper], shown)
+        if unknown := [name for name in of_paper if name not in paper.methods]:
+            methods = ", ".join(paper.methods)
+            raise UserError(f"--published {unknown[0]!r}: the paper has no such row; type its scores; rows: {methods}")
     if args.length and (pooled := next((board for board in boards if board.metric.pooled), None)):
         raise UserError(f"--length: {pooled.title} is not a mean over questions; leave the flag out")
     comparisons = compare(boards, args.baseline, args.intervals, args.holm, args.length)
-    tables = make_tables(args, boards, comparisons, paper)
-    over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if seeds and args.baseline else []
+    tables = make_tables(args, boards, comparisons, paper, published)
+    over_seeds = []
+    if seeds and args.baseline:
+        over_seeds = compare_methods(boards, seeds, args.baseline, args.intervals, args.holm)
     tables += [score_table.seeds_table(boards, seeds, over_seeds, args.format != "csv")] if seeds else []
+    if args.intervals and over_seeds:
+        tables.append(score_table.intervals_table(boards, over_seeds, "Method over seeds"))
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and comparisons else []
     tables += [score_table.lengths_table(boards, comparisons)] if args.length and comparisons else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, comparisons, paper, seeds, over_seeds, args.length))
+        rows = score_table.csv_rows(boards, comparisons, paper, seeds, over_seeds, args.length, published)
+        text = to_csv(rows)
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -82,15 +93,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_tables(
-    args: argparse.Namespace, boards: list[Board], comparisons: list[Comparison], paper: Paper | None
+    args: argparse.Namespace,
+    boards: list[Board],
+    comparisons: list[Comparison],
+    paper: Paper | None,
+    published: dict[str, list[str]],
 ) -> list[Table]:
     """Return the tables of means, one unless the page is narrow, with the notes below the last one."""
     marked = args.format != "csv"  # CSV cells hold only numbers
     notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
     notes += [] if args.intervals else score_table.left_out_notes(comparisons)
+    typed = [name for name, scores in published.items() if scores]
+    notes += [f"Typed by hand, not computed here: {', '.join(typed)}."] if typed else []
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
-    tables = [score_table.means_table(page, comparisons, paper, args.length) for page in pages]
+    if typed and len(pages) > 1:
+        raise UserError("--published: this table has several parts in LaTeX; use --format markdown, or no typed rows")
+    tables = [score_table.means_table(page, comparisons, paper, args.length, published) for page in pages]
     tables[-1].notes.extend(notes)
     return tables
 
@@ -109,6 +128,9 @@ def build_parser() -> cli.FlagParser:
     add("--intervals", action="store_true",
         help="a second table (in csv, more columns): interval, permutation test and effect size per comparison; for "
         "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
+    add("--published", nargs="+", action="append", metavar=("NAME", "SCORE"),
+        help="a row with somebody's published scores, one per column (- for none), marked as typed; without scores, "
+        "the row of this name in --paper's table; once per row (default: none)")
     add("--length", action="store_true",
         help="a column of mean words per answer, and with --baseline a table of differences at equal length (off)")
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
@@ -130,6 +152,24 @@ def build_parser() -> cli.FlagParser:
     add_output_arguments(parser, "file for the table (default: stdout)")
     return parser
     # fmt: on
+
+
+def read_published(args: argparse.Namespace, boards: list[Board]) -> dict[str, list[str]]:
+    """Return the scores of each --published row, as typed, empty for a row of --paper's; UserError if one is wrong."""
+    columns = list(score_table.columns_in(boards))
+    published: dict[str, list[str]] = {}
+    for name, *words in args.published or []:
+        where = f"--published {name!r}"
+        if one_line(name) in published or one_line(name) in boards[0].rows:
+            raise UserError(f"{where}: there is another row of this name; give it another name")
+        if not words and args.paper is None:
+            raise UserError(f"{where}: no scores; give one per column: {', '.join(columns)}; or --paper")
+        if words and len(words) != len(columns):
+            raise UserError(f"{where}: {len(words)} scores for {len(columns)} columns: {', '.join(columns)}")
+        if wrong := [word for word in words if word != "-" and not re.fullmatch(r"-?\d*\.?\d+", word)]:
+            raise UserError(f"{where}: {wrong[0]!r} is not a number")
+        published[one_line(name)] = ["–" if word == "-" else word for word in words]
+    return published
 
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:

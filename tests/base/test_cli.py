@@ -337,7 +337,7 @@ WITHOUT_EFFECT = [
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
     ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  give --own, or leave {} out"),
     ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  give --contrast, or leave {} out"),
-    ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length\n  leave {} out"),
+    ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length_weight\n  leave {} out"),
     ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  give --form, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),

@@ -50,7 +50,7 @@ def test_a_missing_answer_has_at_most_the_lowest_reward_of_the_questions_answers
         "r": [(None, 0.0), ("x", 0.5), ("a b c d", 0.0)],
         "t": [(None, 0.0), (None, None), (None, 0.0)],
     }
-    flags = ["--contrast", -0.1, "--contrast_addr", plain, "--length", -0.01, "--length_over", 2]
+    flags = ["--contrast", -0.1, "--contrast_addr", plain, "--length_weight", -0.01, "--length_over", 2]
     content = combine(samples, *flags)
     q, r, t = (content["rewards"][key] for key in "qrt")
     assert q == pytest.approx([-0.07, -0.07, 0.96])  # LCS "a b": 2 of 4 words in both; "x": 1 of 1 and of 4

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 
@@ -164,6 +165,35 @@ class TestNotes:
         assert notes == [note.format(path=path) for note in expected]
 
 
+def test_published_rows_are_marked_and_never_best(three, capsys):
+    file = three("a.json", *[BASE] * 3)
+    words = ["--system", "Ours", file, "--system", "RAG", three("b.json", *[BETTER] * 3)]
+    typed = ["--published", "Theirs", ".9", "-", "0.95", "1"]
+    rows, notes = table(capsys, *words, *typed)
+    assert rows["Theirs (typed)"] == [".9", "–", "0.95", "1", "–", "–", "–"] and rows["RAG"][0] == "**0.6667**"
+    assert "- Typed by hand, not computed here: Theirs." in notes
+    paper = ["--paper", "Qwen 2.5 7B", "--published", "PlanPers"]
+    rows, _ = table(capsys, *words[:3], *paper, "--published", "Theirs", "1", "1", "1", "1")
+    assert rows["PlanPers (paper)"] == ["0.3518†", "0.4818†", "0.5240†", "0.4525†", "–", "–", "–"]
+    lines, _ = csv_table(capsys, *words, *typed)
+    assert (lines[-1]["System"], lines[-1][ARTS], lines[-1]["Questions"]) == ("Theirs (typed)", ".9", "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["Theirs", "1", "2"], "--published 'Theirs': 2 scores for 4 columns: Arts & Entertainment, "),
+        (["Theirs", "1", "2", "3", "x"], "--published 'Theirs': 'x' is not a number"),
+        (["Theirs"], "--published 'Theirs': no scores; give one per column: "),
+        (["Ours", "1", "1", "1", "1"], "--published 'Ours': there is another row of this name"),
+        (["Theirs", "--paper", "Qwen 2.5 7B"], "--paper: no --system has the name of a method in the paper"),
+        (["PlanPrs", "--paper", "Qwen 2.5 7B", "--published", "PlanPers"], "--published 'PlanPrs': the paper has no"),
+    ],
+)
+def test_published_rows_that_are_refused(three, flags, told):
+    assert refusal("--system", "Ours", three("a.json", *[BASE] * 3), "--published", *flags).startswith(told)
+
+
 def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     """B's means over two seeds are better by 1/2, 1/2 and 1/4 (`P_OF_THREE`), and neither of its seeds is."""
     seeds = [(1.0, 0.5, 0.5), (0.5, 1.0, 0.5)]
@@ -185,6 +215,13 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert float(of_seeds[": standard deviation over seeds"]) == pytest.approx(0, abs=1e-9)
     assert float(lines[-1][f"{ARTS}: t-test p against A"]) == pytest.approx(P_OF_THREE)
     assert "over a method's n seeds." in notes and notes.count("t-test p") == 2 and "†" not in notes
+    # With --intervals, the difference of the seeds' means has an interval, both p-values and an effect size.
+    main([*words, "--intervals"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| B | A | {ARTS}"))
+    difference, interval, p, permutation, effect, pairs = line.strip("| ").split(" | ")[3:]
+    assert (difference, interval, pairs) == ("+0.4167", "[+0.2500, +0.5000]", "3")
+    assert (float(p), float(permutation)) == (pytest.approx(P_OF_THREE, abs=1e-4), 0.25)
+    assert float(effect) == pytest.approx(5 / 12 / stdev([0.5, 0.5, 0.25]), abs=0.01)
     main([*words[:14], *words[15:]])  # a method is not compared with its own row
     third = capsys.readouterr().out.partition("| Over seeds | ")[2]
     assert "| A | 0.2500 ± 0.0000 | " in third and "†: better than A (" in third and "for 4 comparisons" in third

@@ -62,7 +62,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
     # Rewards, with an answer per word as a penalty.
     samples, scores, policy, validation = rounds[0]
     rewards = samples.with_name("rewards.json")
-    words = ["--response_addr", samples, "--score_addr", scores, "--output_addr", rewards, "--length", -0.1]
+    words = ["--response_addr", samples, "--score_addr", scores, "--output_addr", rewards, "--length_weight", -0.1]
     assert combine_scores.main(list(map(str, words))) == 0
     words = ["--output_addr", tmp_path / "rewards.md", "--round_files", samples, rewards, policy, validation]
     assert rounds_table.main(list(map(str, words))) == 0

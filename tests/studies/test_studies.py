@@ -221,7 +221,7 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
         "N": 3,
         "METHOD_FLAGS": "--set n=3",
     }
-    commands = [parse(words) for words in commands_of("rl", ROLE="search", REWARD="--length -0.1", **more)]
+    commands = [parse(words) for words in commands_of("rl", ROLE="search", REWARD="--length_weight -0.1", **more)]
     folder = f"{tmp_path}/out/model/train/{SOCIETY}/mine_rl"
     samples = [args for _, args in commands if args.get("trace")]
     policies = ["my/model", f"{folder}/round_1/policy/last"]

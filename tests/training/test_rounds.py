@@ -532,7 +532,7 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
     flags = ["--response_addr", tmp_path / "sample.json", "--score_addr", tmp_path / "scores.json"]
     flags += ["--output_addr", tmp_path / "rewards.json"]
     flags += ["--contrast", -0.1, "--contrast_addr", tmp_path / "plain.json"]
-    flags += ["--length", -0.01, "--length_note", "intent", "--length_over", 1]
+    flags += ["--length_weight", -0.01, "--length_note", "intent", "--length_over", 1]
     flags += ["--form", -0.5, "--form_texts", "Intent:", "Answer:"]
     rounds.run(combine_scores, *flags)
     rewards = json.loads((tmp_path / "rewards.json").read_text())["rewards"]

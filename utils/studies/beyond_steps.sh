@@ -159,7 +159,7 @@ pr2() { # the policy decides what to search; the first sample of each question a
 
 iap() { # the policy writes the intent before the answer, and is to answer otherwise than the untrained model
     local sampling=(--temperature 0.8 --top_p 0.95 --max_tokens 1024) learning=(--kl 0.01)
-    local reward=(--contrast -0.1 --length -0.01 --length_note intent --length_over 200)
+    local reward=(--contrast -0.1 --length_weight -0.01 --length_note intent --length_over 200)
     reinforce iap "$model"
 }
 

@@ -193,7 +193,7 @@ def compare(
 
 
 def compare_methods(
-    boards: Iterable[Board], methods: Mapping[str, list[str]], baselines: list[str], correct: bool
+    boards: Iterable[Board], methods: Mapping[str, list[str]], baselines: list[str], intervals: bool, correct: bool
 ) -> list[Comparison]:
     """Compare methods over their seeds: a question's score is the mean over a method's rows, None if a row has none.
 
@@ -219,7 +219,7 @@ def compare_methods(
         for board in boards
         if board.metric.pooled is None
     ]
-    return compare(pooled, [*whole, *single], False, correct)
+    return compare(pooled, [*whole, *single], intervals, correct)
 
 
 def compare_systems(

@@ -30,9 +30,12 @@ class Paper:
         dagger = "†" if (method, column) in self.daggers else ""
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
-    def rows_beside(self, names: Collection[str]) -> list[str]:
-        """Return the methods that get rows of their own: if the model differs, those without a system of their name."""
-        return [method for method in self.methods if method not in names] if self.other_model else []
+    def rows_beside(self, names: Collection[str], wanted: Collection[str]) -> list[str]:
+        """Return the methods that get rows of their own: the wanted ones without a system of their name.
+
+        If the model differs, all methods are wanted.
+        """
+        return [method for method in self.methods if method not in names and (self.other_model or method in wanted)]
 
 
 def read_paper(

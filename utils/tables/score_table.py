@@ -1,9 +1,10 @@
 """The table of mean scores, one row per system, and the table of comparisons, with notes on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, mean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from utils.base.errors import UserError, counted, plural, quote
@@ -92,8 +93,13 @@ def columns_in(boards: list[Board]) -> dict[str, Board]:
 
 
 def means_table(
-    boards: list[Board], comparisons: Sequence[Comparison] = (), paper: Paper | None = None, lengths: bool = False
+    boards: list[Board],
+    comparisons: Sequence[Comparison] = (),
+    paper: Paper | None = None,
+    lengths: bool = False,
+    published: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> Table:
+    """Return the table of means; `published` are scores that the user typed, by the row's name and column."""
     rows, columns = make_rows(boards, lengths), columns_in(boards)
     counts = list(rows[0].counts)
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
@@ -107,9 +113,10 @@ def means_table(
                 beside = paper.printed(row.name, column), signed(_to_paper(row, column, paper), paper.decimals)
             cells.append(Cell(number(value), dagger, row.name in best[column], beside))
         lines.append(cells + [Cell("–" if count is None else str(count)) for count in row.counts.values()])
-    for method in paper.rows_beside(boards[0].rows) if paper else ():
-        printed = [paper.printed(method, column) for column in columns]
-        lines.append([*map(Cell, [f"{method} (paper)", *printed, *["–"] * len(counts)])])
+    others = {f"{name} (typed)": scores for name, scores in published.items() if scores}
+    for method in paper.rows_beside(boards[0].rows, published) if paper else ():
+        others[f"{method} (paper)"] = [paper.printed(method, column) for column in columns]
+    lines += [[*map(Cell, [name, *printed, *["–"] * len(counts)])] for name, printed in others.items()]
     short = _short_names(boards) | dict(zip(counts[-3:], ("Qns.", "Unans.", "Unsc."), strict=True))
     heads, above = [*join_columns({"System": None}, columns, rows[0].counts)], []
     if not boards[0].is_alone:
@@ -215,8 +222,8 @@ def share_intervals_note(cluster: str) -> str:
     )
 
 
-def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
-    """Return a table with one row per comparison."""
+def intervals_table(boards: list[Board], comparisons: list[Comparison], rows_are: str = "System") -> Table:
+    """Return a table with one row per comparison; `rows_are` heads the first column."""
     suffix = " (Holm)" if any(comparison.is_corrected for comparison in comparisons) else ""
     rows = []
     for comparison in comparisons:
@@ -240,7 +247,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
         f"{interval} Permutation test: {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
     )
-    columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
+    columns = [rows_are, "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
     columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
     short = {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
     short = _short_names(boards) | short | ({f"t-test p{suffix}": "t-test p"} if suffix else {})
@@ -368,13 +375,18 @@ def csv_rows(
     seeds: dict[str, list[str]],
     over_seeds: list[Comparison],
     lengths: bool = False,
+    published: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> list[list[Any]]:
     """Return a header and one row per system, with all figures of the tables and of the notes on the paper.
 
-    The paper's other rows follow, then one row for each method of `seeds`, with the comparisons of `compare_methods`.
+    Typed rows and the paper's other rows follow, then one row for each method of `seeds`, with the comparisons of
+    `compare_methods`.
     """
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards, lengths)]
-    for method in paper.rows_beside(boards[0].rows) if paper else ():
+    for name, typed in published.items():
+        scores = dict(zip(columns_in(boards), typed, strict=False))
+        records += [{"System": f"{name} (typed)", **scores}] if typed else []
+    for method in paper.rows_beside(boards[0].rows, published) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})
     records += [_csv_seeds(row, over_seeds) for row in rows_over_seeds(boards, seeds)]
