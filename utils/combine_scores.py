@@ -49,7 +49,8 @@ def build_parser() -> cli.FlagParser:
         help="weight of ROUGE-L (0 to 1, without IAP's stemming) between the response and the one in --contrast_addr "
         "(%(default)s)")
     add("--contrast_addr", metavar="FILE", help="responses to compare with, such as those of the untrained model")
-    add("--length_weight", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
+    add("--length_weight", type=float, default=0.0, metavar="WEIGHT",
+        help="weight of each word over a limit (%(default)s)")
     add("--length_note", metavar="NAME",
         help="name of the note (ask.note) whose words are counted (default: count the response's words)")
     add("--length_over", type=cli.non_negative_int, default=0, metavar="N", help="the limit, in words (%(default)s)")
@@ -76,9 +77,9 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--{name}: needs --{needed}")
     cli.check_outputs([args.output_addr], [args.response_addr, args.score_addr])
     prepare_derived([args.output_addr], COMBINED, args.overwrite)
-    weights = {name: vars(args)[name] for name in ("score", "contrast", "form")} | {"length": args.length_weight}
+    weights = {"score": args.score, "contrast": args.contrast, "length": args.length_weight, "form": args.form}
     weights |= {"own": args.own} if args.own else {}
-    content = combined(args, weights, terms_of(args))
+    content = combined(args, weights, terms_of(args, weights))
     settings = {"script": COMBINED, "responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
     settings |= {"weights": weights, "length_note": args.length_note, "length_over": args.length_over}
     settings |= {"form_texts": args.form_texts, "contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
@@ -120,7 +121,7 @@ def combined(args: cli.Arguments, weights: dict[str, float], terms: dict[str, Te
     return {"reward": mean, "means": {name: fmean(row[name] for row in rows) for name in rows[0]}, "rewards": rewards}
 
 
-def terms_of(args: cli.Arguments) -> dict[str, Term]:
+def terms_of(args: cli.Arguments, weights: dict[str, float]) -> dict[str, Term]:
     """Return the terms that have a weight, by name."""
     others = read_responses(args.contrast_addr) if args.contrast else {}
 
@@ -138,7 +139,7 @@ def terms_of(args: cli.Arguments) -> dict[str, Term]:
         return re.search(in_order, response.get("raw") or "", re.DOTALL) is None
 
     made = {"contrast": contrast, "length": length, "form": form, "own": own_term(args.own_addr) if args.own else None}
-    return {name: term for name, term in made.items() if vars(args)[name]}
+    return {name: term for name, term in made.items() if weights.get(name)}
 
 
 def own_term(path: str) -> Term:
