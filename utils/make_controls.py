@@ -3,7 +3,7 @@
   python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
   python utils/make_controls.py --inputs_addr PersonaMem_32k.json --output_dir controls
 
-For a benchmark with a judge, it writes five files of responses, made from a dataset and one system's responses. They
+For a benchmark with a judge, it writes six files of responses, made from a dataset and one system's responses. They
 are judged like any system's:
 
   question.json      the question repeated, and nothing else
@@ -11,6 +11,7 @@ are judged like any system's:
   half.json          the first half of the system's answer, by characters
   ceiling.json       the asker's wishes, as the judge sees them, in place of an answer
   orders.json        a text that tells the judge to give the highest score
+  mention.json       the system's answer after a sentence that names one of the asker's posts, drawn with --seed
 
 docs/trusting_the_judge.md says which scores to expect.
 
@@ -50,6 +51,7 @@ from utils.data.responses import (
     read_responses,
 )
 
+MENTIONED = 12  # words of the first line of a post
 SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")
 
 
@@ -61,7 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--response_addr", metavar="FILE",
         help="responses of one system (required if the benchmark has a judge; refused for multiple choice)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files")
-    add("--seed", type=cli.non_negative_int, default=0, help="seed for drawing other questions' answers (%(default)s)")
+    add("--seed", type=cli.non_negative_int, default=0, 
+        help="seed for drawing other questions' answers, and posts (%(default)s)")
     # fmt: on
     add_overwrite_argument(parser)
     return parser
@@ -70,7 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     records = read_questions(
-        args.inputs_addr, lambda task: [name for made in (task.controls, task.options) if made for name in made.needs]
+        args.inputs_addr,
+        lambda task: [
+            *((*task.controls.needs, "profile") if task.controls else ()),
+            *(task.options.needs if task.options else ()),
+        ],
     )
     task = task_of(args.inputs_addr, records)
     # The settings that a model's answers have too, except for the prompt.
@@ -121,6 +128,7 @@ def make_controls(
         )
     other = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
+    mentions = {question["id"]: mention(question, answers[question["id"]], seed) for question in questions}
     made = {
         "question": {question["id"]: {"output": question["question"]} for question in questions},
         "other_answer": {
@@ -130,6 +138,7 @@ def make_controls(
         "half": {question_id: halve(answers[question_id]) for question_id in answered},
         "ceiling": {question["id"]: {"output": controls.ceiling(question)} for question in questions},
         "orders": {question["id"]: {"output": controls.order} for question in questions},
+        "mention": {question_id: mentions[question_id] for question_id in answered},
     }
     return {
         name: {question["id"]: [outputs.get(question["id"], missing)] for question in questions}
@@ -141,6 +150,15 @@ def draw_others(ids: list[str], seed: int) -> dict[str, str]:
     """Draw another id for each id, each once: ids are shuffled into a ring, and each gets the one before it."""
     ring = random.Random(seed).sample(ids, len(ids))
     return {question_id: ring[place - 1] for place, question_id in enumerate(ring)}
+
+
+def mention(question: Record, answer: str | None, seed: int) -> dict[str, str | None]:
+    """Return an answer after a sentence that names a post of the asker's, which only seems personal."""
+    posts = [words for post in question["profile"] if (words := post["text"].split("\n")[0].split())]
+    if not posts:
+        return {"output": None, "reason": "the asker has no posts"}
+    title = " ".join(random.Random(f"{seed} {question['id']}").choice(posts)[:MENTIONED])
+    return {"output": f"I remember that you once wrote about “{title}”. {answer}"}
 
 
 def halve(answer: str) -> dict[str, str]:

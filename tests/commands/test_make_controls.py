@@ -1,6 +1,7 @@
 """make_controls.py: its files and their scores."""
 
 import json
+import re
 
 import pytest
 from api_server import Reply
@@ -10,7 +11,7 @@ from utils.base.errors import UserError
 from utils.base.manifest import read_manifest
 from utils.make_controls import draw_others, halve, main
 
-NAMES = ("question", "other_answer", "half", "ceiling", "orders")
+NAMES = ("question", "other_answer", "half", "ceiling", "orders", "mention")
 TEXT = "The first sentence is short. The second one is a little longer than that! And here is a third, which ends it."
 
 
@@ -22,7 +23,8 @@ def make(folder, *more, data="data.json", responses="a.json"):
 
 @pytest.fixture
 def study(judging):
-    judging.data(*range(1, 6))
+    posts = [{"id": f"p{i}", "text": f"Title {i} of {' '.join('abcdefghijklm')}\nThe body."} for i in range(9)]
+    judging.write("data.json", [make_question(i, profile=posts if i != 4 else []) for i in range(1, 6)])
     judging.responses("a", q1=TEXT, q2="Yes.", q3=None, q4="One two three four five six.", q5="  ")
     return judging
 
@@ -41,6 +43,10 @@ def test_each_control_is_what_its_name_says(study, capsys):
     others = {key: its for key, [its] in found["other_answer"].items() if key in answers}
     assert all(its["output"] == answers[its["answer_to"]] and its["answer_to"] != key for key, its in others.items())
     assert {its["answer_to"] for its in others.values()} == answers.keys()
+    titles = [found["mention"][key][0]["output"] for key in ("q1", "q2")]
+    assert re.fullmatch(r"I remember that you once wrote about “Title \d of a b c d e f g h i”\. Yes\.", titles[1])
+    assert titles[0].endswith(f"”. {TEXT}") and found["mention"]["q3"] == missing
+    assert found["mention"]["q4"] == [{"output": None, "reason": "the asker has no posts"}]
     assert make(study.folder, "--seed", "1")["other_answer"] != found["other_answer"]
     said = capsys.readouterr().out
     assert (
@@ -64,7 +70,9 @@ def test_controls_are_judged_like_any_system(study):
     for path in [study.folder / "a.json", *paths]:
         study.run(None, [path], to=f"{path.stem}_scores.json")
     scores = {name: json.loads((study.folder / f"{name}_scores.json").read_text())["score"] for name in ("a", *NAMES)}
-    assert scores == {"a": 0.5, "question": 0, "other_answer": 0.5, "half": 0.5, "ceiling": 1, "orders": 0}
+    assert scores == {
+        "a": 0.5, "question": 0, "other_answer": 0.5, "half": 0.5, "ceiling": 1, "orders": 0, "mention": 0.4
+    }  # fmt: skip
     assert read_manifest(paths[0])["settings"]["script"] == "utils/make_controls.py"
 
 
