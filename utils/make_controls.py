@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--response_addr", metavar="FILE",
         help="responses of one system (required if the benchmark has a judge; refused for multiple choice)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files")
-    add("--seed", type=cli.non_negative_int, default=0, 
+    add("--seed", type=cli.non_negative_int, default=0,
         help="seed for drawing other questions' answers, and posts (%(default)s)")
     # fmt: on
     add_overwrite_argument(parser)
