@@ -14,7 +14,8 @@ the same systems for all evaluators and for the humans. The humans' file is the 
 
 The humans' outcome on a question is the choice of more than half of the raters, else a tie. The tables go to stdout.
 
-How often judges prefer the chosen response of a pair, and whether they rank three or more systems alike:
+How often judges prefer the chosen response of a pair; and whether judges give the same verdicts on the same responses,
+and rank three or more systems alike:
 
   python utils/compare_evaluators.py --preferred "Aspects, 32B" chosen_scores.json rejected_scores.json \\
       --preferred "Pairwise, 32B" chosen_rejected_pairs.json
@@ -43,7 +44,15 @@ from utils.benchmarks.readers import one_line
 from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
 from utils.people import agreement, evaluator_tables
 from utils.people.agreement import Evaluator, Human
-from utils.people.evaluator_tables import BEST_PUBLISHED, human_table, pairs_table, preferred_table, rankings_table
+from utils.people.evaluator_tables import (
+    BEST_PUBLISHED,
+    LEAST_RANKED,
+    human_table,
+    pairs_table,
+    preferred_table,
+    rankings_table,
+    verdicts_table,
+)
 from utils.tables.comparable import check_same_content, check_same_judge, refuse_other_benchmarks
 from utils.tables.formats import to_markdown
 from utils.tables.groups import with_own_groups
@@ -53,7 +62,6 @@ from utils.tables.system_scores import add_unscored_argument
 
 SCRIPT = "utils/compare_evaluators.py"
 RESULTS = {"win": 1, "tie": 0, "loss": -1}  # preference by the first system's pairwise result
-LEAST_SYSTEMS = 3  # two systems have only two orders
 
 
 def build_parser() -> cli.FlagParser:
@@ -67,8 +75,8 @@ def build_parser() -> cli.FlagParser:
         help="a judge to test on pairs of a chosen and a rejected response: its name, then the score files of the "
         "chosen and of the rejected ones, or one pairwise score file; repeated and pooled like --evaluator")
     add("--systems", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help=f"a judge that ranks systems: its name, then a score file for each of {LEAST_SYSTEMS} or more systems, in "
-        "the same order for all judges; repeated and pooled like --evaluator")
+        help="a judge of several systems: its name, then a score file per system, or SYSTEM=FILE to name it, in the "
+        f"same order for all judges, {LEAST_RANKED} or more to compare ranks; repeated and pooled like --evaluator")
     parser.add_argument("--human_addr", metavar="FILE",
         help="human choices: first, second or tie (default: compare only the evaluators with each other)")
     # fmt: on
@@ -82,6 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     outputs = [] if args.output_addr is None else [args.output_addr]
     modes = {"--evaluator": args.evaluator, "--preferred": args.preferred, "--systems": args.systems}
     [(flag, arguments)] = [(flag, arguments) for flag, arguments in modes.items() if arguments]
+    arguments, names = split_names(arguments) if flag == "--systems" else (arguments, {})
     cli.check_outputs(outputs, check_files(flag, arguments, args.human_addr))
     evaluators = read_evaluators(flag, arguments, args.unscored_as_zero)
     human = None if args.human_addr is None else agreement.read_human(args.human_addr)
@@ -93,9 +102,9 @@ def main(argv: list[str] | None = None) -> int:
         figures = {"judges": rows, "best_published": BEST_PUBLISHED}
         tables = [preferred_table(evaluators[0].task, rows)]
     elif flag == "--systems":
-        systems = [one_line(Path(path).stem) for path in evaluators[0].files[0]]
+        systems = [names.get(path, one_line(Path(path).stem)) for path in evaluators[0].files[0]]
         figures = evaluator_tables.ranking_figures(evaluators, systems)
-        tables = [rankings_table(figures, evaluators)]
+        tables = [rankings_table(figures, evaluators), *filter(None, [verdicts_table(figures)])]
     else:
         figures = agreement.all_figures(evaluators, human)
         tables = [human_table(figures["human"], figures["evaluators"])] if human else []
@@ -109,6 +118,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 # Reading
+
+
+def split_names(arguments: list[list[str]]) -> tuple[list[list[str]], dict[str, str]]:
+    """Return the arguments with the file of each NAME=FILE, and the names by file; an existing file is never split."""
+    names: dict[str, str] = {}
+    split = []
+    for judge, *words in arguments:
+        split.append([judge])
+        for word in words:
+            name, is_named, path = word.partition("=")
+            path = path if is_named and not Path(word).exists() else word
+            names |= {path: one_line(name)} if path != word else {}
+            split[-1].append(path)
+    return split, names
 
 
 def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -> list[str]:
@@ -156,8 +179,8 @@ def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) 
     """Raise UserError unless the files are of the evaluator's strategy, and as many as it and the flag need."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if flag == "--systems":
-        is_right = len(files) >= LEAST_SYSTEMS and evaluator.metric.pooled is None
-        expected = f"{LEAST_SYSTEMS} or more files of the same strategy, whose scores are means over questions"
+        is_right = evaluator.metric.pooled is None
+        expected = "files of the same strategy, whose scores are means over questions"
     else:
         is_right = len(files) == (1 if evaluator.strategy == "pairwise" else 2)
         expected = "one pairwise file, or two files of the same strategy (first system, second system)"

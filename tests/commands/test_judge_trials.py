@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.stats
+from sklearn.metrics import cohen_kappa_score
 from test_clusters import limits_of_the_logit
 from test_compare_evaluators import refusal, study  # noqa: F401
 
@@ -178,11 +179,32 @@ def test_judges_of_systems_from_files(study):
     assert f"| Level0 | {first[kept, 0].mean():.4f} | {second[kept, 0].mean():.4f} |\n" in out
 
 
+def test_verdicts_of_two_judges_agree_as_sklearn_says(study):
+    """Two judges' levels of two named systems; where one gave no verdict, there is none to compare."""
+    dice = np.random.default_rng(4)
+    files, levels = [], dice.integers(0, 5, (2, 2, 40)) / 4  # judge, system, question
+    levels[1] = np.where(dice.random((2, 40)) < 0.7, levels[0], levels[1])
+    for judge, by_system in zip("AB", levels, strict=True):
+        scores = [[None if judge == "A" and i == 3 else float(x) for i, x in enumerate(row)] for row in by_system]
+        files.append([write(study, f"{judge}{i}.json", row, judge=judge, responses=f"answers {i}")
+                      for i, row in enumerate(scores)])  # fmt: skip
+    out, figures = study.run("--systems", "A", files[0][0], f"RAG={files[0][1]}", "--systems", "B", *files[1])
+    [pair] = figures["pairs"]
+    verdicts, kept = pair["verdicts"], [i for i in range(40) if i != 3]
+    first, second = ((4 * judge[:, kept]).astype(int).ravel() for judge in levels)
+    assert (verdicts["num_questions"], verdicts["num_verdicts"]) == (39, 78)
+    assert verdicts["same"] == pytest.approx((first == second).mean())
+    assert verdicts["kappa"] == pytest.approx(cohen_kappa_score(first, second, weights="quadratic"))
+    assert verdicts["kappa_interval"][0] < verdicts["kappa"] < verdicts["kappa_interval"][1]
+    assert verdicts["alpha"] == pytest.approx(verdicts["kappa"], abs=0.02)  # both have nearly the same marginals
+    assert figures["systems"] == ["A0", "RAG"] and "spearman" not in pair and "| RAG | " in out
+    assert "Verdicts that both judges gave on the same part of the same response." in out and "Spearman" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--systems A 0.json 1.json 2.json", "--systems: a single evaluator has nothing to compare with; add another"),
-        ("--systems A 0.json 1.json --systems B 2.json 3.json", "--systems 'A': found 0.json and 1.json of strategy "),
         ("--systems A 0.json 1.json 2.json --systems B 3.json", "--systems 'B': has 1 file, but 'A' has 3; give one"),
         ("--systems A 0.json 1.json 2.json --systems B 3.json 5.json 4.json", "5.json: its system 2 is system 3 in 2"),
         ("--systems A 0.json 1.json 2.json --systems B 3.json 4.json 6.json", "6.json: scores other answers than 2.js"),

@@ -7,6 +7,7 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
 from utils.base.errors import UserError, counted
+from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.benchmarks.task import Task
 from utils.people import agreement
 from utils.people.agreement import Evaluator, outcome, share, swap_rate
@@ -17,6 +18,8 @@ from utils.tables.system_scores import cluster_of
 
 if TYPE_CHECKING:
     import numpy as np
+
+LEAST_RANKED = 3  # two systems have only two orders
 PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
 BEST_PUBLISHED = 0.7594  # share of Personalized RewardBench's pairs that a reward model gets right (arXiv 2604.07343)
 
@@ -55,7 +58,8 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
     Returns:
         systems: the systems' names.
         num_questions, num_left_out, num_clusters: the numbers of these questions, of all others, and of clusters.
-        pairs: for each two judges, their names (`judges`), their `means` of the systems, and `rank_correlations`.
+        pairs: for each two judges, their names (`judges`), their `means` of the systems, `rank_correlations` if there
+            are three or more systems, and in `verdicts` their `verdict_figures`.
 
     UserError if there is no such question.
     """
@@ -75,12 +79,43 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
         {
             "judges": [evaluators[first].name, evaluators[second].name],
             "means": scores[:, [first, second]].mean(axis=0).tolist(),
-            **rank_correlations(upward[:, [first, second]], clusters),
+            **(rank_correlations(upward[:, [first, second]], clusters) if len(systems) >= LEAST_RANKED else {}),
+            "verdicts": verdict_figures(evaluators[first], evaluators[second]),
         }
         for first, second in combinations(range(len(evaluators)), 2)
     ]
     counts = {"num_questions": len(scored), "num_left_out": len(by_question) - len(scored)}
     return {"systems": list(systems), **counts, "num_clusters": len(set(clusters)), "pairs": pairs}
+
+
+def verdict_figures(first: Evaluator, second: Evaluator) -> dict[str, Any] | None:
+    """Return how often two judges give the same verdict on the same part (such as an aspect) of the same response.
+
+    Only verdicts that both gave count; None if there are none, as for two strategies whose parts differ.
+
+    Returns:
+        num_questions, num_verdicts, same: the numbers of these questions and verdicts, and the share of equal ones.
+        kappa, alpha: Cohen's, weighted by squared distance, and Krippendorff's for intervals, with their 95% intervals.
+    """
+    by_question = []
+    for question_id in first.entries.keys() & second.entries.keys() if first.metric.unit == second.metric.unit else ():
+        parts = [
+            zip(one["details"], other["details"], strict=True)
+            for one, other in zip(first.entries[question_id], second.entries[question_id], strict=True)
+            if one.get("answered") and other.get("answered") and len(one["details"]) == len(other["details"])
+        ]
+        both = [
+            (one["score"], other["score"]) for one, other in chain(*parts) if None not in (one["score"], other["score"])
+        ]
+        by_question += [both] if both else []
+    verdicts = list(chain(*by_question))
+    if not verdicts:
+        return None
+    figures = {"num_questions": len(by_question), "num_verdicts": len(verdicts)}
+    figures["same"] = sum(one == other for one, other in verdicts) / len(verdicts)
+    kappa, alpha = cohens_kappa(by_question, steps=True), krippendorffs_alpha(by_question, steps=True)
+    return figures | {"kappa": kappa.value, "kappa_interval": kappa.interval, "alpha": alpha.value,
+                      "alpha_interval": alpha.interval}  # fmt: skip
 
 
 def rank_correlations(scores: "np.ndarray", clusters: Sequence[str]) -> dict[str, Any]:
@@ -196,14 +231,17 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
     units, notes = "questions", []
     if figures["num_clusters"] < figures["num_questions"]:
         units = f"{figures['num_clusters']} values of {evaluators[0].task.user_field} with all their questions"
-    for pair in figures["pairs"]:
+    for pair in figures["pairs"] if len(figures["systems"]) >= LEAST_RANKED else ():
         names = {"spearman": "Spearman's correlation", "kendall": "Kendall's tau-b"}
         texts = [f"{word} {signed(pair[key])} {interval_text(pair[f'{key}_interval'])}" for key, word in names.items()]
         texts = ["no correlation, because a judge's means are all equal"] if pair["spearman"] is None else texts
         notes.append(f"{pair['judges'][0]} and {pair['judges'][1]}: {', '.join(texts)}.")
+    if notes:
+        notes.append(
+            "These compare the order of the systems by mean score; 1 if both judges rank them alike. Interval: 95%, by "
+            f"a percentile bootstrap over {units}, for these systems."
+        )
     notes += [
-        "These compare the order of the systems by mean score; 1 if both judges rank them alike. Interval: 95%, by a "
-        f"percentile bootstrap over {units}, for these systems.",
         f"Means over {counted(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
         f"score: {figures['num_left_out']}.",
         *[
@@ -213,6 +251,24 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
         ],
     ]
     return Table(["System", *(f"{judge.name} ({judge.strategy})" for judge in evaluators)], lines, notes)
+
+
+def verdicts_table(figures: dict[str, Any]) -> Table | None:
+    """Return a table of the agreement of each two judges on single verdicts; None if they share none."""
+    rows = []
+    for pair in figures["pairs"]:
+        if (verdicts := pair["verdicts"]) is not None:
+            texts = [*pair["judges"], str(verdicts["num_questions"]), str(verdicts["num_verdicts"])]
+            texts += [number(verdicts["same"]), signed(verdicts["kappa"]), interval_text(verdicts["kappa_interval"])]
+            texts += [signed(verdicts["alpha"]), interval_text(verdicts["alpha_interval"])]
+            rows.append(list(map(Cell, texts)))
+    note = (
+        "Verdicts that both judges gave on the same part of the same response. Same: share of equal ones. Kappa: "
+        "Cohen's, weighted by squared distance. Alpha: Krippendorff's, on an interval scale. Intervals: bootstrap over "
+        "questions."
+    )
+    columns = ["Judge", "Judge", "Questions", "Verdicts", "Same", "Kappa", "95% interval", "Alpha", "95% interval"]
+    return Table(columns, rows, [note], num_names=2) if rows else None
 
 
 def describe_humans(human: dict[str, Any]) -> str:
