@@ -22,6 +22,11 @@ and rank three or more systems alike:
   python utils/compare_evaluators.py --output_addr judges.json \\
       --systems "Aspects, 32B" none_scores.json rag_scores.json planpers_scores.json \\
       --systems "Direct, 32B" none_direct.json rag_direct.json planpers_direct.json
+
+Systems' scores corrected by people's verdicts on some of their answers (human_evaluation.py --ask verdicts, --collect):
+
+  python utils/compare_evaluators.py --corrected RAG rag_scores.json rag_people.json \\
+      --corrected PlanPers planpers_scores.json planpers_people.json
 """
 
 import sys
@@ -44,6 +49,7 @@ from utils.benchmarks.readers import one_line
 from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
 from utils.people import agreement, evaluator_tables
 from utils.people.agreement import Evaluator, Human
+from utils.people.corrected import agreement_by_group, corrected_figures, corrected_tables, read_rated
 from utils.people.evaluator_tables import (
     BEST_PUBLISHED,
     LEAST_RANKED,
@@ -77,6 +83,9 @@ def build_parser() -> cli.FlagParser:
     add("--systems", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a judge of several systems: its name, then a score file per system, or SYSTEM=FILE to name it, in the "
         f"same order for all judges, {LEAST_RANKED} or more to compare ranks; repeated and pooled like --evaluator")
+    add("--corrected", nargs=3, action="append", metavar=("NAME", "SCORES", "PEOPLE"),
+        help="a system whose scores people correct: its name, the judge's score file, and people's verdicts on some of "
+        "its answers; once per system")
     parser.add_argument("--human_addr", metavar="FILE",
         help="human choices: first, second or tie (default: compare only the evaluators with each other)")
     # fmt: on
@@ -88,6 +97,8 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     outputs = [] if args.output_addr is None else [args.output_addr]
+    if args.corrected:
+        return compare_with_people(args, outputs)
     modes = {"--evaluator": args.evaluator, "--preferred": args.preferred, "--systems": args.systems}
     [(flag, arguments)] = [(flag, arguments) for flag, arguments in modes.items() if arguments]
     arguments, names = split_names(arguments) if flag == "--systems" else (arguments, {})
@@ -113,6 +124,22 @@ def main(argv: list[str] | None = None) -> int:
     print(to_markdown(tables), end="")
     if outputs:
         text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"
+        publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
+    return 0
+
+
+def compare_with_people(args: cli.Arguments, outputs: list[str]) -> int:
+    """Print the systems' scores corrected by people's verdicts."""
+    if args.human_addr or args.unscored_as_zero:
+        raise UserError("--corrected: --human_addr and --unscored_as_zero have no effect; leave them out")
+    cli.check_outputs(outputs, [path for _, *paths in args.corrected for path in paths])
+    systems = [read_rated(one_line(name), *paths) for name, *paths in args.corrected]
+    check_same_judge({scores: read_scores(scores) for _, scores, _ in args.corrected})
+    prepare_derived(outputs, SCRIPT, args.overwrite)
+    figures = [corrected_figures(system) | {"agreement": agreement_by_group(system)} for system in systems]
+    print(to_markdown(corrected_tables(figures)), end="")
+    if outputs:
+        text = json.dumps({"systems": figures}, ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
 

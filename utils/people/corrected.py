@@ -1,0 +1,144 @@
+"""Scores corrected by people: prediction-powered inference on a judge's scores (Angelopoulos et al. 2023, Science 382).
+
+A system's corrected score is the mean of the judge's scores on all questions, plus the mean of (people's score minus
+the judge's) on the questions that people rated. It is unbiased if these were drawn at random, however biased the judge.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from utils.base.errors import UserError, quote
+from utils.base.json_files import read_json
+from utils.base.manifest import settings_of
+from utils.benchmarks.lampqa.aspects import question_score
+from utils.benchmarks.scoring import cohens_kappa
+from utils.data.scores import Entry, read_scores
+from utils.tables.formats import Cell, Table, interval_text, number, signed
+from utils.tables.system_scores import cluster_of
+
+LEAST_RATED = 20  # questions; below, the interval of a mean is not to be trusted
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A system's questions with the judge's score, and with people's verdicts on some of them."""
+
+    name: str
+    entries: list[Entry]  # with a score
+    verdicts: dict[str, list[int]]  # people's, by question id, in the order of the aspects
+
+
+def read_rated(name: str, score_addr: str, people_addr: str) -> Rated:
+    """Read a judge's scores and people's verdicts on some of the same responses; UserError if they do not match."""
+    scores, people = read_scores(score_addr), read_json(people_addr)
+    if not isinstance(people, dict) or not isinstance(verdicts := people.get("verdicts"), dict):
+        remedy = "give the output of human_evaluation.py --collect for --ask verdicts"
+        raise UserError(f"{people_addr}: has no verdicts; {remedy}")
+    if settings_of(score_addr).get("responses") not in (None, people.get("responses")):
+        raise UserError(f"{people_addr}: people rated other responses than those in {score_addr}; rate the judged ones")
+    entries = [entry for entry in scores["per_question_scores"] if entry["score"] is not None]
+    aspects = {entry["id"]: len(entry["details"]) for entry in entries if entry["answered"]}
+    rated = {}
+    for question_id in verdicts.keys() & aspects.keys():
+        of_question = verdicts[question_id]
+        values = list(of_question.values()) if isinstance(of_question, dict) else []
+        are_verdicts = all(type(value) is int and value in (0, 1, 2) for value in values)
+        if len(values) != aspects[question_id] or not are_verdicts:
+            where = f"{people_addr}: id {quote(question_id)}"
+            raise UserError(f"{where}: has not one verdict of 0, 1 or 2 on each of {aspects[question_id]} aspects")
+        rated[question_id] = values
+    if len(rated) < 2:
+        raise UserError(f"{people_addr}: fewer than two of its questions have a score and an answer in {score_addr}")
+    return Rated(name, entries, rated)
+
+
+def corrected_figures(system: Rated) -> dict[str, Any]:
+    """Return a system's score by the judge and corrected, with 95% intervals, and judge minus people.
+
+    Means are over questions, not categories. With f the judge's scores of N questions, and d = people's minus the
+    judge's of n of them, times the share of questions with an answer, the variance is G / (G - 1) times the sum of
+    squares over G clusters of their sums of (f - mean f) / N + (d - mean d) / n; the interval is of t, with the degrees
+    of freedom of the rated clusters.
+    """
+    from scipy.special import stdtrit
+
+    scores = {entry["id"]: entry["score"] for entry in system.entries}
+    cluster = {entry["id"]: cluster_of(entry) for entry in system.entries}
+    gaps = {key: question_score(values) - scores[key] for key, values in system.verdicts.items()}
+    # People rate answers only; without one, both scores are 0.
+    share = sum(entry["answered"] for entry in system.entries) / len(scores)
+    mean, gap = fmean(scores.values()), share * fmean(gaps.values())
+
+    def half(shares: list[dict[str, float]], degrees: int) -> float | None:
+        sums: dict[str, float] = defaultdict(float)
+        for values in shares:
+            for key, value in values.items():
+                sums[cluster[key]] += value
+        if degrees < 1:
+            return None
+        spread = math.fsum(value**2 for value in sums.values()) * len(sums) / (len(sums) - 1)
+        return float(stdtrit(degrees, 0.975)) * math.sqrt(spread)
+
+    of_judge = {key: (score - mean) / len(scores) for key, score in scores.items()}
+    of_gaps = {key: (share * value - gap) / len(gaps) for key, value in gaps.items()}
+    all_clusters, rated_clusters = len({*cluster.values()}), len({cluster[key] for key in gaps})
+    halves = {
+        "uncorrected": (mean, half([of_judge], all_clusters - 1)),
+        "corrected": (mean + gap, half([of_judge, of_gaps], rated_clusters - 1)),
+        "judge_minus_people": (-gap, half([of_gaps], rated_clusters - 1)),
+    }
+    figures = {"name": system.name, "num_questions": len(scores), "num_rated": len(gaps)}
+    for name, (value, width) in halves.items():
+        figures |= {name: value, f"{name}_interval": None if width is None else (value - width, value + width)}
+    return figures
+
+
+def agreement_by_group(system: Rated) -> dict[str, dict[str, Any]]:
+    """Return, by category, the rated questions and the weighted kappa of people's and the judge's verdicts."""
+    by_group: dict[str, list[list[tuple[int, int]]]] = defaultdict(list)
+    for entry in system.entries:
+        if entry["id"] in system.verdicts:
+            judged = [detail["score"] for detail in entry["details"]]
+            pairs = zip(system.verdicts[entry["id"]], judged, strict=True)
+            by_group[entry["group"] or "(no category)"].append([pair for pair in pairs if pair[1] is not None])
+    return {
+        group: {"num_questions": len(questions), "kappa": (kappa := cohens_kappa(questions, steps=True)).value,
+                "kappa_interval": kappa.interval}
+        for group, questions in by_group.items()
+    }  # fmt: skip
+
+
+def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
+    """Return a table of scores, and one of the `agreement` with people by category."""
+    names, rows = ("uncorrected", "corrected", "judge_minus_people"), []
+    for figures in systems:
+        texts = [figures["name"], str(figures["num_questions"]), str(figures["num_rated"])]
+        for name, shown in zip(names, (number, number, signed), strict=True):
+            texts += [shown(figures[name]), interval_text(figures[f"{name}_interval"], shown)]
+        rows.append(list(map(Cell, texts)))
+    notes = [
+        "Corrected: the judge's mean over all questions, not macro, plus the mean of people's score minus the judge's "
+        "on the rated ones (prediction-powered inference). It holds if these were drawn at random. Intervals are "
+        "clustered by user, if users are known.",
+    ]
+    gaps = {figures["name"]: figures["judge_minus_people"] for figures in systems}
+    if len(gaps) > 1:
+        spread = max(gaps.values()) - min(gaps.values())
+        notes.append(f"The judge's error differs by up to {number(spread)} between systems: so much it favors one.")
+    if few := [figures["name"] for figures in systems if figures["num_rated"] < LEAST_RATED]:
+        notes.append(f"Fewer than {LEAST_RATED} rated questions, so intervals may be too narrow: {', '.join(few)}.")
+    heads = ["System", "Questions", "Rated", "Judge", "95% interval", "Corrected", "95% interval", "Judge minus people"]
+    agreements = []
+    for figures in systems:
+        for group, part in figures["agreement"].items():
+            kappa = signed(part["kappa"]), interval_text(part["kappa_interval"])
+            agreements.append([figures["name"], group, str(part["num_questions"]), *kappa])
+    note = "Kappa: Cohen's of people's and the judge's verdicts on aspects, weighted by squared distance."
+    return [
+        Table([*heads, "95% interval"], rows, notes),
+        Table(["System", "Category", "Rated questions", "Kappa", "95% interval"],
+              [list(map(Cell, texts)) for texts in agreements], [note], num_names=2),
+    ]  # fmt: skip
