@@ -28,8 +28,7 @@ from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import Task
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.fitting import Window
-from utils.models.adapters import adapter_base
-from utils.models.hub import identify_local_model
+from utils.models.model_folder import ModelFolder
 from utils.training import launch
 from utils.training.checkpoints import Selection
 from utils.training.examples import (
@@ -94,7 +93,9 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     launch.set_up(args, SCRIPT)
-    args = with_defaults(args)
+    args, model = with_defaults(args), ModelFolder(args.model_addr, args.cache_dir)
+    if model.adapter:
+        raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
 
     def needs(task: Task) -> list[str]:
         return ["profile", *task.gold_plan_needs]
@@ -107,10 +108,10 @@ def main(argv: list[str] | None = None) -> int:
         launch.check_ranked(args)
     prompt = load_prompt(task.prompts["planner"], args.prompts_dir)
     lead_in = choose_lead_in(args.planner_target, prompt)
-    settings = settings_of_training(args, prompt, identify_local_model(args.model_addr, args.cache_dir))
+    settings = settings_of_training(args, prompt, model.checked(safetensors_only=True).identity)
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-    chat = LocalChat(args.model_addr, args.cache_dir, args.chat_template_kwargs)
+    chat = LocalChat(model, args.chat_template_kwargs)
     args = args.replaced(max_seq_length=limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH))
     settings |= {"max_seq_length": args.max_seq_length, **chat.dated}
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
@@ -136,8 +137,6 @@ def with_defaults(args: cli.Arguments) -> cli.Arguments:
     args = args.replaced(warmup_steps=warmup_steps)
     if args.lora_dropout >= 1:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
-    if adapter_base(args.model_addr):
-        raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
     return args
 
 

@@ -20,8 +20,8 @@ from retrieval.pooling import MEAN, Pooling
 from utils.base.errors import UserError, counted
 from utils.base.progress import Progress
 from utils.models.devices import fitting, has_gpu
-from utils.models.hub import pinned_source
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
+from utils.models.model_folder import ModelFolder
 
 GPU_BATCH_SIZE = 64
 # On a CPU, larger batches are slower, because buffers outgrow its caches and padding grows: on two cores, BERT-base
@@ -60,7 +60,7 @@ def load_encoder(
     dtype: str = "float32",
     pooling: Pooling = MEAN,
 ) -> Encoder:
-    """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
+    """Load a BERT-like model by hub name or folder; after `ModelFolder.checked`.
 
     Args:
         device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs if there are any.
@@ -81,7 +81,7 @@ def load_encoder(
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
-    source = pinned_source(model_name, cache_dir)
+    source = ModelFolder(model_name, cache_dir).source
     # In bfloat16 on a CPU, torch's fused attention is half as fast as the separate products.
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
@@ -113,7 +113,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> 
     import transformers
 
     max_length = pooling.max_length
-    source = pinned_source(model_name, cache_dir)
+    source = ModelFolder(model_name, cache_dir).source
     with loading(model_name, "config.json"):
         config = transformers.AutoConfig.from_pretrained(model_name, **source)
         size = getattr(config, "vocab_size", None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.base.cli import positive_int
 from utils.base.progress import announce
-from utils.models.hub import check_model, model_fingerprint
+from utils.models.model_folder import ModelFolder
 
 if TYPE_CHECKING:
     from retrieval.encoder import Encoder
@@ -37,14 +37,14 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
     """Return the encoder's pooling, from the flags or the model's files; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
-    check_model(args.model_name, args.cache_dir)
-    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize, args.max_length)
+    model = ModelFolder(args.model_name, args.cache_dir).checked()
+    return choose_pooling(model, args.pooling, args.normalize, args.max_length)
 
 
 def settings_of_encoder(args: argparse.Namespace, pooling: "Pooling") -> dict[str, Any]:
     """Return what an order by embeddings depends on besides flags."""
     settings = {"pooling": pooling.mode, "normalize": pooling.normalize, "max_length": pooling.max_length}
-    settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)}
+    settings |= {"model": ModelFolder(args.model_name, args.cache_dir).fingerprint}
     settings |= {"lower_case": True} if pooling.lower_case else {}
     return settings | ({"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {})
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from retrieval import FULL_LENGTH
 from utils.base.errors import UserError
-from utils.models.hub import model_file
+from utils.models.model_folder import ModelFolder
 
 MODES = ("mean", "cls", "lasttoken")
 MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}  # dropout is for training only
@@ -53,13 +53,12 @@ MEAN = Pooling()  # Contriever's
 
 
 def choose_pooling(
-    name: str,
-    cache_dir: str | None = None,
+    model: ModelFolder,
     mode: str | None = None,
     normalize: bool | None = None,
     max_length: int | None = None,
 ) -> Pooling:
-    """Return the user's pooling, completed from the model's files; call `check_model` first.
+    """Return the user's pooling, completed from the model's files; after `ModelFolder.checked`.
 
     Prints a note for each value of the user that differs from the files.
 
@@ -69,7 +68,7 @@ def choose_pooling(
     """
     given = {"mode": mode, "normalize": normalize, "max_length": max_length}
     given = {field: value for field, value in given.items() if value is not None}
-    stated = {} if name in WITHOUT_FILES else _stated(name, cache_dir, mode is not None)
+    stated = {} if model.addr in WITHOUT_FILES else _stated(model, mode is not None)
     flags = {
         "mode": f"--pooling {mode}",
         "normalize": "--normalize" if normalize else "--no-normalize",
@@ -77,20 +76,20 @@ def choose_pooling(
     }
     for field in given:
         if stated.get(field, given[field]) != given[field]:
-            print(f"note: {name}: {flags[field]} overrides its files ({field}: {stated[field]})", file=sys.stderr)
+            print(f"note: {model.addr}: {flags[field]} overrides its files ({field}: {stated[field]})", file=sys.stderr)
     return Pooling(**stated | given)
 
 
-def _stated(name: str, cache_dir: str | None, has_mode: bool) -> dict[str, Any]:
+def _stated(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
     """Return the fields of a `Pooling` that the model's files state; with `has_mode`, `mode` may be any."""
-    config = _read(name, "config.json", cache_dir, dict) or {}
+    name, config = model.addr, _read(model, "config.json", dict) or {}
     if config.get("is_encoder_decoder"):
         raise UserError(
             f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
         )
     stated: dict[str, Any] = {}
     file = "config_sentence_transformers.json"
-    comparison = _read(name, file, cache_dir, lambda config: (_prefixes_of(config), config.get("similarity_fn_name")))
+    comparison = _read(model, file, lambda config: (_prefixes_of(config), config.get("similarity_fn_name")))
     stated["prefixes"], similarity = comparison or (MEAN.prefixes, None)
 
     def kinds_and_paths(entries: list[dict[str, str]]) -> list[tuple[str, str]]:
@@ -99,30 +98,28 @@ def _stated(name: str, cache_dir: str | None, has_mode: bool) -> dict[str, Any]:
         kinds = [kind if module.startswith(LIBRARY) else f"{module}.{kind}" for module, _, kind in kinds]
         return list(zip(kinds, (entry["path"] for entry in entries), strict=True))
 
-    modules = _read(name, "modules.json", cache_dir, kinds_and_paths)
+    modules = _read(model, "modules.json", kinds_and_paths)
     if modules is not None:
         kinds = [kind for kind, _ in modules]
         if other := sorted(set(kinds) - MODULES):
             raise UserError(f"{name}: modules.json: unsupported layer {other[0]}\n  {INSTEAD}")
         paths = [path for kind, path in modules if kind == "Pooling"]
         stated |= {"normalize": "Normalize" in kinds, "mode": MEAN.mode}
-        stated |= _stated_mode(name, paths[0], cache_dir, has_mode, any(stated["prefixes"])) if paths else {}
+        stated |= _stated_mode(model, paths[0], has_mode, any(stated["prefixes"])) if paths else {}
     if similarity == "cosine":
         stated["normalize"] = True
     elif similarity not in (None, "dot") and not (similarity == "euclidean" and stated.get("normalize")):
         raise UserError(f"{name}: {file}: {similarity} similarity is not supported\n  {INSTEAD}")
     # Old models have the architecture's name in the file's name.
     for file in dict.fromkeys(["sentence_bert_config.json", f"sentence_{config.get('model_type')}_config.json"]):
-        if (settings := _read(name, file, cache_dir, _transformer_of)) is not None:
+        if (settings := _read(model, file, _transformer_of)) is not None:
             output, of_transformer = settings
             if output != HIDDEN_STATES:
                 raise UserError(f"{name}: {file}: unsupported output of the transformer: {output}\n  {INSTEAD}")
             stated |= of_transformer
             break
     if modules is not None and "max_length" not in stated:
-        most = _read(
-            name, "tokenizer_config.json", cache_dir, lambda config: int(config.get("model_max_length") or LONGEST)
-        )
+        most = _read(model, "tokenizer_config.json", lambda config: int(config.get("model_max_length") or LONGEST))
         if most is not None and most < LONGEST:
             stated["max_length"] = min(most, config.get("max_position_embeddings") or most)
     return stated
@@ -149,19 +146,21 @@ def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
     return prefix(QUERY), prefix(PASSAGE)
 
 
-def _stated_mode(name: str, path: str, cache_dir: str | None, has_mode: bool, has_prefixes: bool) -> dict[str, str]:
+def _stated_mode(model: ModelFolder, path: str, has_mode: bool, has_prefixes: bool) -> dict[str, str]:
     """Return `mode` as a pooling layer's config states it."""
     file = f"{path}/config.json"
-    pooling = _read(name, file, cache_dir, lambda config: (_modes_of(config), config.get("include_prompt", True)))
+    pooling = _read(model, file, lambda config: (_modes_of(config), config.get("include_prompt", True)))
     if pooling is None:
         if has_mode:
             return {}
-        raise UserError(f"{name}: lacks {file}, which its modules.json names\n  restore it, or give its --pooling")
+        raise UserError(
+            f"{model.addr}: lacks {file}, which its modules.json names\n  restore it, or give its --pooling"
+        )
     mode, includes_prefix = " and ".join(pooling[0]), pooling[1]
     if has_prefixes and not includes_prefix and mode != "lasttoken":
-        raise UserError(f"{name}: {file}: pooling without the prefix is not supported\n  {INSTEAD}")
+        raise UserError(f"{model.addr}: {file}: pooling without the prefix is not supported\n  {INSTEAD}")
     if not has_mode and mode not in MODES:
-        raise UserError(f"{name}: {file}: {mode} pooling is not supported\n  {INSTEAD}")
+        raise UserError(f"{model.addr}: {file}: {mode} pooling is not supported\n  {INSTEAD}")
     return {"mode": mode}
 
 
@@ -174,9 +173,9 @@ def _modes_of(config: dict[str, Any]) -> list[str]:
     return [re.sub("^pooling_mode_|_tokens?$", "", field) for field in on] or [MEAN.mode]
 
 
-def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T]) -> T | None:
+def _read(model: ModelFolder, file: str, read: Callable[[Any], T]) -> T | None:
     """Return `read` applied to one of the model's JSON files; None if there is no such file."""
-    path = model_file(name, file, cache_dir)
+    path = model.file(file)
     if path is None:
         return None
     try:

@@ -59,6 +59,7 @@ from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.loading import check_tokens
 from utils.models.machine import describe_weights
+from utils.models.model_folder import ModelFolder
 
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
@@ -259,7 +260,10 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     if pooling:
         print(f"up to {counted(num_items + num_questions, 'text')} to embed, cut at {pooling.max_length} tokens")
-        print(*describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2), sep="\n")
+        print(
+            *describe_weights(ModelFolder(args.model_name, args.cache_dir), 4 if args.dtype == "float32" else 2),
+            sep="\n",
+        )
 
 
 def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":

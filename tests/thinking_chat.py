@@ -65,13 +65,15 @@ def main(folder: str, asked: str) -> None:
     from utils.generation.requests import Sampling
     from utils.generation.thinking import find_thoughts
     from utils.generation.vllm_engine import VLLMEngine
+    from utils.models.model_folder import ModelFolder
 
     args = baselines.build_parser().parse_args(
         ["--model_addr", folder, "--inputs_addr", "a", "--output_addr", "b", "--dtype", "float32"]
     )
-    chat = LocalChat(folder)
-    args = args.replaced(reasoning_parser=find_thoughts(args, chat, folder).parser)
-    engine = VLLMEngine(args, [folder], 512)
+    model = ModelFolder(folder)
+    chat = LocalChat(model)
+    args = args.replaced(reasoning_parser=find_thoughts(args, chat, folder, {}).parser)
+    engine = VLLMEngine(args, [model], 512)
     prompt = chat.render([{"role": "user", "content": "What is the capital of France?"}])
 
     async def complete_all() -> list:

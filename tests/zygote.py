@@ -260,13 +260,13 @@ def plan_by_server(flags: dict[str, str]) -> None:
 class ServerPlanner:
     """A planner whose plans are an API server's answers."""
 
-    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int, gives_rewards: bool):
+    def __init__(self, flags: dict[str, str], args: Any, models: list[Any], max_model_len: int, gives_rewards: bool):
         from transformers import AutoTokenizer
 
         from utils.generation.api_engine import APIEngine
         from utils.generation.engines import read_api_key
 
-        self._tokenizer = AutoTokenizer.from_pretrained(models[0])
+        self._tokenizer = AutoTokenizer.from_pretrained(models[0].addr)
         self._api = APIEngine(args.replaced(openai=True, **flags), read_api_key(flags["api_key_addr"]))
         self.concurrency, self.device = args.max_concurrency, "planner"
 

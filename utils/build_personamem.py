@@ -38,6 +38,7 @@ from utils.building.personas.validity import describe, measure, sections_of
 from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
 from utils.generation.chat import APIChat, load_tokenizer
+from utils.models.model_folder import ModelFolder
 from utils.runs.ask import Ask
 from utils.runs.driver import are_complete, run_stages
 from utils.runs.own_method import choose_models, named_model
@@ -302,7 +303,7 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
     if args.tokenizer is None and args.openai:
         chat = APIChat(addr)
         return lambda texts: list(map(chat.count, texts))
-    tokenizer, _ = load_tokenizer(addr, args.cache_dir)
+    tokenizer, _ = load_tokenizer(ModelFolder(addr, args.cache_dir))
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 

@@ -20,7 +20,7 @@ from utils.base.errors import UserError
 from utils.base.manifest import manifest_of, settings_of
 from utils.base.writing import check_could_write, replace_link
 from utils.data.scores import metric_behind, read_scores
-from utils.models.hub import identify_local_model
+from utils.models.model_folder import ModelFolder
 from utils.tables.averages import compare_averages
 
 
@@ -65,7 +65,7 @@ def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:
     identities: dict[str, str] = {}
     for folder in folders:
         with suppress(UserError):  # not a model's folder, or a part of it is missing
-            identities[folder] = identify_local_model(folder, None)
+            identities[folder] = ModelFolder(folder).checked(safetensors_only=True).identity
     for folder, score_addr in zip(folders, score_addrs, strict=True):
         judged = (manifest_of(score_addr) or {}).get("judged") or []
         models = {settings_of(path).get("model") for path in judged} - {None, identities.get(folder)}

@@ -44,10 +44,8 @@ from utils.benchmarks.scoring import no_answer
 from utils.benchmarks.task import Task
 from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
-from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Window
-from utils.models.adapters import adapter_base, adapter_config
-from utils.models.hub import identify_local_model
+from utils.models.model_folder import ModelFolder
 from utils.training import launch, lessons
 from utils.training.checkpoints import Selection
 from utils.training.examples import Example, Texts, Training, describe_examples, make_examples, refuse_too_long
@@ -134,17 +132,18 @@ def main(argv: list[str] | None = None) -> int:
 
     # The model, with flags' defaults that depend on it.
     args = with_defaults(args, task)
-    identity = identify_local_model(args.model_addr, args.cache_dir)
-    window = choose_window(args, task)
+    model = ModelFolder(args.model_addr, args.cache_dir).checked(safetensors_only=True)
+    window = choose_window(args, task, model)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
 
     # What the trained model depends on.
     name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
-    settings = launch.settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
-    settings |= {"task": task.name, "metric": name, "saw_in_training": lessons.seen_in_training(args, task, prompt)}
+    settings = launch.settings_of(args, SCRIPT, model.identity, digests([prompt, *filter(None, [teacher])]))
+    seen = lessons.seen_in_training(args, task, prompt, model)
+    settings |= {"task": task.name, "metric": name, "saw_in_training": seen}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if is_round:
-        note_other_model(args, identity)
+        note_other_model(args, model.identity)
         note_restricted_sampling(args)
         settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
         settings |= {"scores": file_hash(args.score_addr)}
@@ -172,8 +171,7 @@ def main(argv: list[str] | None = None) -> int:
 
     # The training, with steps by the number of examples; the best checkpoint is chosen by the task's metric.
     args = with_steps(args, len(examples))
-    if base := adapter_base(args.model_addr):
-        args = args.replaced(start_adapter=args.model_addr, model_addr=base)
+    args = args.replaced(start_adapter=model.addr if model.adapter else None, model_addr=model.base.addr)
     description = describe_training(args, examples, validation, left_out)
     is_higher_better = not task.metrics[name].lower_is_better
     selection = Selection(
@@ -234,28 +232,28 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
 
-def choose_window(args: argparse.Namespace, task: Task) -> Window:
+def choose_window(args: argparse.Namespace, task: Task, model: ModelFolder) -> Window:
     """Return the window that examples are built for.
 
     UserError if the model needs --lora_rank, or cannot be trained with it, or with this objective.
     """
-    is_seq2seq, written = is_encoder_decoder(args.model_addr, args.cache_dir), args.max_target_length
+    is_seq2seq, written = model.is_encoder_decoder, args.max_target_length
     if args.lora_rank is None:
         if not is_seq2seq:
             hint = "\n  --lora_rank 16 fine-tunes a chat model"
             raise UserError(f"--model_addr {args.model_addr}: not an encoder-decoder such as google/flan-t5-base{hint}")
-        chat = PlainText(args.model_addr, args.cache_dir)
+        chat = PlainText(model)
         return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
     if is_seq2seq:
         raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
-    if config := adapter_config(args.model_addr):
-        if config["r"] != args.lora_rank:
-            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {config['r']}")
+    if model.adapter:
+        if (rank := model.adapter["r"]) != args.lora_rank:
+            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {rank}")
         if args.objective == "distill":
             raise UserError("--objective distill: starts from a chat model, which is the teacher too; give no adapter")
     if args.fusion == "decoder":
         raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
-    chat = LocalChat(args.model_addr, args.cache_dir)
+    chat = LocalChat(model)
     wanted = args.max_input_length and args.max_input_length + written
     usual = task.prompt_length or PAPER_LENGTH
     return Window(chat, choose_length(chat, wanted, written, usual, "--max_target_length"), written)

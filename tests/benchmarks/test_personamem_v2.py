@@ -24,6 +24,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem.letters import LETTERS
 from utils.benchmarks.personamem.v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.data.datasets import read_dataset
+from utils.models.model_folder import ModelFolder
 from utils.runs.own_method import Question
 from utils.show.pages import unseen_texts
 from utils.training.lessons import seen_in_training
@@ -356,7 +357,10 @@ def test_what_only_the_scorer_sees_is_told(dataset, tmp_path):
     ]
     args = Namespace(objective="grpo", score_addr=tmp_path / "scores.json", model_addr="none", target_addr=None,
                      worst_addr=None, response_addr=tmp_path / "out.json")  # fmt: skip
-    assert seen_in_training(args, task, load_prompt("personamem/choice")) == ["preference", "target"]
+    assert seen_in_training(args, task, load_prompt("personamem/choice"), ModelFolder(args.model_addr)) == [
+        "preference",
+        "target",
+    ]
 
 
 def test_calls_with_histories_can_be_learnt_from_their_scores(dataset, server, small_model, tmp_path, capsys):

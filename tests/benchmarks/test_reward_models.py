@@ -21,6 +21,7 @@ from utils.base.errors import UserError
 from utils.benchmarks.lampqa import task as lampqa
 from utils.data.datasets import read_dataset
 from utils.generation.chat import LocalChat
+from utils.models.model_folder import ModelFolder
 from utils.runs.judging import choose_judge, settings_of_judge
 from utils.show.figure_style import score_limits
 from utils.tables.columns import compare_pairs, point_of
@@ -190,7 +191,7 @@ def test_a_dialogue_ends_with_the_token_at_which_transformers_reads_the_reward(t
     tokenizer.save_pretrained(folder)
     given = dialogue(RECORDS[0], "Put them in water.")
     whole = tokenizer.apply_chat_template(given, return_tensors="pt", return_dict=True)["input_ids"]
-    rendered = LocalChat(str(folder)).render_dialogue(given)
+    rendered = LocalChat(ModelFolder(str(folder))).render_dialogue(given)
     with torch.no_grad():
         of_transformers = model.eval()(whole).logits.item()
         model.config.pad_token_id = None  # the last token is read, as by vLLM

@@ -23,6 +23,7 @@ from utils.base.errors import UserError
 from utils.benchmarks.personamem.task import TYPES
 from utils.generation import batches
 from utils.generation.chat import load_tokenizer
+from utils.models.model_folder import ModelFolder
 
 FILES = ("personas.json", "conversations.json", "small_talk.json", "questions.json")
 ASSEMBLED = ("questions_32k.csv", "shared_contexts_32k.jsonl", "validity_32k.json")
@@ -108,7 +109,7 @@ def test_faulty_replies_are_left_out_and_counted(built):
     entries = [entry for its in made(out, "questions.json").values() for entry in its or ()]
     assert {entry["type"] for entry in entries} == set(TYPES)
     assert all(len(entry["wrong"]) == len(entry["blind"]) == 3 for entry in entries)
-    tokenizer, _ = load_tokenizer(str(CHAT))
+    tokenizer, _ = load_tokenizer(ModelFolder(str(CHAT)))
     count = lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]  # noqa: E731
     assert check(out / ASSEMBLED[0], out / ASSEMBLED[1], out, 28_800, count) == []
 

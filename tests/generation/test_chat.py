@@ -14,7 +14,7 @@ from prompts import join_posts, own_prompt
 from utils.base.errors import UserError
 from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
 from utils.generation.fitting import Fitted, Window, largest
-from utils.models.adapters import adapter_base
+from utils.models.model_folder import ModelFolder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
 MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"
@@ -78,7 +78,7 @@ def decode(rendered):
     ],
 )
 def test_messages_are_rendered_by_the_models_template(models, name, expected):
-    chat = LocalChat(models[name])
+    chat = LocalChat(ModelFolder(models[name]))
     rendered = chat.render(MESSAGES)
     assert decode(rendered) == expected
     assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never more than the template has
@@ -93,7 +93,7 @@ def test_the_models_limit_comes_from_its_config(tmp_path):
         ({"model_type": "mamba"}, None),
         ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 500}}, 500),
     ):
-        assert LocalChat(save_model(tmp_path, TEMPLATES["normal"], config)).model_limit == limit
+        assert LocalChat(ModelFolder(save_model(tmp_path, TEMPLATES["normal"], config))).model_limit == limit
 
 
 def save_adapter(folder, base):
@@ -105,13 +105,13 @@ def save_adapter(folder, base):
 
 def test_an_adapter_has_its_bases_config_and_tokenizer_unless_it_has_its_own(tmp_path, models):
     adapter = save_adapter(tmp_path / "adapter", models["normal"])
-    assert adapter_base(adapter) == models["normal"]
-    chat = LocalChat(adapter)
+    assert ModelFolder(adapter).base.addr == models["normal"]
+    chat = LocalChat(ModelFolder(adapter))
     assert chat.model_limit == 300 and decode(chat.render(MESSAGES)).startswith("[system]Be brief.")
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = "own:{% for m in messages|reverse %}{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(adapter)
-    chat = LocalChat(adapter)
+    chat = LocalChat(ModelFolder(adapter))
     assert decode(chat.render(MESSAGES)).startswith("own:猫")
     assert chat.model_limit == 300  # still the base's
 
@@ -127,9 +127,9 @@ def test_several_chat_templates_need_a_default(tmp_path, names, message):
     one_each = [{"name": name, "template": TEMPLATES["normal"]} for name in [*names, "default"]]
     put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each[:-1])
     with pytest.raises(UserError, match=message):
-        LocalChat(folder)
+        LocalChat(ModelFolder(folder))
     put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each)
-    assert decode(LocalChat(folder).render(MESSAGES)).startswith("[system]Be brief.")
+    assert decode(LocalChat(ModelFolder(folder)).render(MESSAGES)).startswith("[system]Be brief.")
 
 
 @pytest.mark.parametrize("kind", ["chat", "reply", "plain text"])
@@ -139,10 +139,10 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(tmp_path, kind):
     folder = save_model(tmp_path, TEMPLATES["with BOS" if kind == "chat" else "normal"], config)
     if kind == "reply":
         with pytest.raises(UserError, match=r"ends no turn, and its tokenizer_config\.json has no eos_token"):
-            LocalChat(folder).render_reply("a")
+            LocalChat(ModelFolder(folder)).render_reply("a")
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, "<s>")
-    chat = PlainText(folder) if kind == "plain text" else LocalChat(folder)
+    chat = PlainText(ModelFolder(folder)) if kind == "plain text" else LocalChat(ModelFolder(folder))
     chat.num_tokens = 256
     make = chat.render_reply if kind == "reply" else lambda text: chat.render([{"role": "user", "content": text}])
     with pytest.raises(UserError, match=r"it returns token 256 \('<s>'\), but the model has 256 tokens\n  use the tok"):
@@ -165,7 +165,7 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, problem):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
-        LocalChat(folder)
+        LocalChat(ModelFolder(folder))
     message = str(error.value)
     start = f"{folder}: its chat template (chat_template.jinja)"
     assert message.startswith((f"{start} {problem}", f"{start}: {problem}")) and len(message.splitlines()) == 1
@@ -175,15 +175,15 @@ def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, p
 def test_a_template_may_fail_later(tmp_path):
     """If it fails for a role that is tried first, the role is not used; for the prompt itself, the run ends."""
     fails = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + USERS
-    chat = LocalChat(save_model(tmp_path / "role", fails))
+    chat = LocalChat(ModelFolder(save_model(tmp_path / "role", fails)))
     assert decode(chat.render(MESSAGES)) == MERGED
     template = "{% if 'brief' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + USERS
-    chat = LocalChat(save_model(tmp_path / "fails", template))
+    chat = LocalChat(ModelFolder(save_model(tmp_path / "fails", template)))
     with pytest.raises(UserError, match=r"chat template \(chat_template\.jinja\) fails"):
         chat.render(MESSAGES)
     answers = "{% if messages[-1].role == 'assistant' %}{{ 1 / 0 }}{% endif %}" + USERS
     with pytest.raises(UserError, match="fails: division by zero"):
-        LocalChat(save_model(tmp_path / "answers", answers)).render_reply("text")
+        LocalChat(ModelFolder(save_model(tmp_path / "answers", answers))).render_reply("text")
 
 
 def put_field(path, name, value):
@@ -210,7 +210,7 @@ def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, pr
     else:
         put_field(tmp_path / file, *change)
     with pytest.raises(UserError) as error:
-        LocalChat(folder)
+        LocalChat(ModelFolder(folder))
     assert str(error.value).startswith(f"{folder}: its {problem}") and len(str(error.value).splitlines()) == 1
 
 
@@ -220,7 +220,7 @@ def test_a_tokenizer_without_its_file_is_refused(tmp_path):
     put_field(tmp_path / "tokenizer_config.json", "tokenizer_class", "Qwen2Tokenizer")
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no vocabulary; is tokenizer.json missing"):
-        LocalChat(folder)
+        LocalChat(ModelFolder(folder))
 
 
 @pytest.mark.parametrize("lacking", ["pad_token", "eos_token"])
@@ -229,7 +229,7 @@ def test_plain_text_needs_padding_and_end_tokens(tmp_path, lacking):
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
     with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json has no {lacking}$"):
-        PlainText(folder)
+        PlainText(ModelFolder(folder))
 
 
 # An API
@@ -447,7 +447,7 @@ def styled_chat(folder, style):
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 300}))
-    return LocalChat(str(folder))
+    return LocalChat(ModelFolder(str(folder)))
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -499,7 +499,7 @@ def test_a_template_that_marks_turns_with_plain_text_is_named(tmp_path, capsys):
 )
 def test_a_template_writes_the_same_date_on_every_day(tmp_path, variables, expected):
     template = "{{ strftime_now('%d %b %Y %H:%M') }} {{ messages[0].content }}"
-    chat = LocalChat(save_model(tmp_path, template), None, variables)
+    chat = LocalChat(ModelFolder(save_model(tmp_path, template)), variables)
     assert decode(chat.render([{"role": "user", "content": "Hi"}])) == f"{expected} Hi"
     assert chat.date == variables.get("strftime_now", "2024-07-26") and chat.variables == variables
 
@@ -507,8 +507,8 @@ def test_a_template_writes_the_same_date_on_every_day(tmp_path, variables, expec
 def test_a_date_that_is_none_is_refused(tmp_path, models):
     template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
     with pytest.raises(UserError, match="strftime_now is today; give a date"):
-        LocalChat(save_model(tmp_path, template), None, {"strftime_now": "today"})
-    assert LocalChat(models["normal"]).date is None
+        LocalChat(ModelFolder(save_model(tmp_path, template)), {"strftime_now": "today"})
+    assert LocalChat(ModelFolder(models["normal"])).date is None
 
 
 @pytest.mark.parametrize("style", ["ChatML", "Gemma"])

@@ -18,10 +18,10 @@ from utils import make_table
 from utils.base import manifest
 from utils.base.errors import UserError
 from utils.base.manifest import manifest_of, publish, read_manifest
-from utils.generation.engines import identify_model
+from utils.generation.engines import identify_api_model
 from utils.generation.store import ModelStore
-from utils.models import hub
-from utils.models.hub import model_fingerprint
+from utils.models import model_folder
+from utils.models.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST = ROOT / "tests/data/mini_lampqa/test.json"
@@ -211,7 +211,7 @@ def test_without_server_information_the_address_is_part_of_the_identity(output, 
 @pytest.mark.parametrize("url", [None, "https://api.openai.com/v1"])
 def test_a_model_of_openai_has_only_its_name(url):
     args = Namespace(openai=True, cached_only=True, model_id=None, base_url=url)
-    assert identify_model(args, "gpt-4o") == "gpt-4o"
+    assert identify_api_model(args, "gpt-4o") == "gpt-4o"
 
 
 def test_server_fingerprints_are_recorded_but_not_a_setting(output):
@@ -240,7 +240,7 @@ def hashing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hashlib, "file_digest", note)
     monkeypatch.setattr(manifest, "LARGE", 1)
-    monkeypatch.setattr(hub, "GB", 1)
+    monkeypatch.setattr(model_folder, "GB", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return hashed
 
@@ -256,15 +256,15 @@ def save_old(folder, weights=b"weights", seconds=1000):
 
 def test_a_models_files_are_hashed_only_once(hashing, tmp_path, capsys):
     model = save_old(tmp_path / "model")
-    first = model_fingerprint(model)
+    first = ModelFolder(model).fingerprint
     assert hashing == ["config.json", "model.safetensors"]
     assert f"hashing the weights of {model}" in capsys.readouterr().err
-    assert model_fingerprint(model) == first and len(hashing) == 2 and capsys.readouterr().err == ""
-    assert model_fingerprint(save_old(tmp_path / "copy")) == first and len(hashing) == 4
+    assert ModelFolder(model).fingerprint == first and len(hashing) == 2 and capsys.readouterr().err == ""
+    assert ModelFolder(save_old(tmp_path / "copy")).fingerprint == first and len(hashing) == 4
     other = save_old(tmp_path / "other", b"swights")  # of the same size and time, as archives may give all files
     os.replace(f"{other}/model.safetensors", f"{model}/model.safetensors")
-    assert model_fingerprint(model) != first and hashing[4:] == ["model.safetensors"]
-    assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 7
+    assert ModelFolder(model).fingerprint != first and hashing[4:] == ["model.safetensors"]
+    assert ModelFolder(save_old(tmp_path / "model", b"WEIGHTS", 1001)).fingerprint != first and len(hashing) == 7
 
 
 def test_a_large_outputs_hash_is_kept_too(hashing, tmp_path):

@@ -19,6 +19,7 @@ from utils.benchmarks.lampqa import task as lampqa
 from utils.generation.chat import VERDICT_TOKENS, LocalChat
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
+from utils.models.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -89,7 +90,7 @@ def refusal(main, *words):
 
 def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
     folder = str(with_switch(tmp_path / "chat"))
-    plain, off = LocalChat(folder), LocalChat(folder, None, {"enable_thinking": False})
+    plain, off = LocalChat(ModelFolder(folder)), LocalChat(ModelFolder(folder), {"enable_thinking": False})
     texts = [chat.tokenizer.decode(list(chat.render(MESSAGES))) for chat in (plain, off)]
     assert texts[0].endswith("<|im_start|>assistant\n") and texts[1] == texts[0] + NOT_THINKING
     expected = off.tokenizer.apply_chat_template(
@@ -98,7 +99,9 @@ def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
     assert list(off.render(MESSAGES)) == expected
     rendered = off.render(MESSAGES)
     assert list(rendered) == expected and off.length(rendered) == len(expected) > plain.length(plain.render(MESSAGES))
-    assert list(LocalChat(folder, None, {"enable_thinking": True}).render(MESSAGES)) == list(plain.render(MESSAGES))
+    assert list(LocalChat(ModelFolder(folder), {"enable_thinking": True}).render(MESSAGES)) == list(
+        plain.render(MESSAGES)
+    )
     assert off.end_of_turn == plain.end_of_turn
 
 
@@ -112,7 +115,7 @@ def test_a_variable_unknown_to_the_template_is_refused():
     assert refusal(baselines.main, *words).startswith("--reasoning_effort: ")
     more = ("--chat_template_kwargs", '{"reasoning_effort": "low"}')
     assert "give only one of them" in refusal(baselines.main, *words, *more)
-    told = LocalChat(str(CHAT), None, {"enable_thinking": False}, only_known=True)
+    told = LocalChat(ModelFolder(str(CHAT)), {"enable_thinking": False}, only_known=True)
     assert told.variables == {}
 
 
@@ -193,7 +196,7 @@ def plan_run(switched, planner, output, *more):
 def test_training_and_planning_render_alike(asked, switched, tmp_path):
     """The planner gets its training's variables, whatever the generator gets."""
     args = planner_flags("--max_seq_length", "8192", "--chat_template_kwargs", OFF, model=switched)
-    chat = LocalChat(args.model_addr, None, args.chat_template_kwargs)
+    chat = LocalChat(ModelFolder(args.model_addr), args.chat_template_kwargs)
     records = json.loads(SAMPLE.read_text())[:1]
     [example] = train_planner.build_examples(lampqa.TASK, records, "f", load_prompt("lampqa/planner"), chat, args)
     learnt = chat.tokenizer.decode(list(example.prompt))

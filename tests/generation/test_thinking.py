@@ -23,6 +23,7 @@ from utils.benchmarks.thoughts import UNFINISHED, Split
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
+from utils.models.model_folder import ModelFolder
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
 ANSWERS = {  # by the end of a prompt
@@ -71,12 +72,11 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
         ("", None, None, Thoughts()),
     ],
 )
-def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, flag, expected):
+def test_the_end_of_a_prompt_shows_an_open_thought(end, own, flag, expected):
     chat = Namespace(prompt_end=end, own_parser=own)
-    assert find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, str(tmp_path)) == expected
-    manifest = {"settings": {"script": "train_planner.py"}}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))  # trained to answer at once
-    trained = find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, str(tmp_path))
+    assert find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, "m", {}) == expected
+    # It was trained to answer at once.
+    trained = find_thoughts(Namespace(openai=False, reasoning_parser=flag), chat, "m", {"script": "train_planner.py"})
     assert trained == (expected if flag == "none" else Thoughts())
 
 
@@ -93,11 +93,11 @@ def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, flag, exp
 )  # fmt: skip
 def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, flag, effort, thinks, opened):
     thoughts = find_thoughts(
-        Namespace(openai=True, reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model
+        Namespace(openai=True, reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model, {}
     )
     assert (thoughts.thinks, thoughts.opened, thoughts.parser) == (thinks, opened, flag)
     with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
-        find_thoughts(Namespace(openai=True, reasoning_parser="qwen3", reasoning_effort=None), None, model)
+        find_thoughts(Namespace(openai=True, reasoning_parser="qwen3", reasoning_effort=None), None, model, {})
 
 
 def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
@@ -177,7 +177,7 @@ def thinking(monkeypatch):
 def test_an_opened_thought_without_a_parser(thinker, text, schema, answer, reasoning, unfinished):
     """Also if the engine has one for another model."""
     for parser in (None, Partition()):
-        reader = ThoughtReader("none", lambda: LocalChat(thinker).tokenizer)
+        reader = ThoughtReader("none", lambda: LocalChat(ModelFolder(thinker)).tokenizer)
         reader._parser = parser
         sampling = Sampling(0.0, 1.0, 9, 0, schema, reasoning_parser="none", opened=True)
         output = SimpleNamespace(text=text, finish_reason="stop", token_ids=[])
@@ -277,13 +277,13 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
 
 
 def test_options_are_scored_after_the_thought(thinker, tmp_path):
-    chat = LocalChat(thinker)
+    chat = LocalChat(ModelFolder(thinker))
     messages = [{"role": "user", "content": "q"}]
     open_end = chat.tokenizer.decode(list(chat.render(messages)))
-    end_thoughts(chat, find_thoughts(Namespace(openai=False, reasoning_parser=None), chat, thinker))
+    end_thoughts(chat, find_thoughts(Namespace(openai=False, reasoning_parser=None), chat, thinker, {}))
     assert chat.tokenizer.decode(list(chat.render(messages))) == open_end + "\n</think>\n\n"
-    plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
-    end_thoughts(plain, find_thoughts(Namespace(openai=False, reasoning_parser=None), plain, "plain"))
+    plain = LocalChat(ModelFolder(str(save_tiny_chat(tmp_path / "plain"))))
+    end_thoughts(plain, find_thoughts(Namespace(openai=False, reasoning_parser=None), plain, "plain", {}))
     assert plain.behind == ""
 
 

@@ -15,6 +15,7 @@ from utils.generation.chat import LocalChat, PlainText
 from utils.generation.encoder_decoder import TextWindow
 from utils.generation.fitting import Window
 from utils.generation.requests import passages_of
+from utils.models.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -25,7 +26,7 @@ WORDS = ["review", "of", "a", "chair", "“quoted”", "1.234", "naïve", "漢�
 def chat():
     if not (CHAT / "tokenizer.json").is_file():
         pytest.skip("make models")
-    return LocalChat(str(CHAT))
+    return LocalChat(ModelFolder(str(CHAT)))
 
 
 def made_up(length, seed):

@@ -10,6 +10,7 @@ from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
 from utils.models.loading import load_config, read_headers
 from utils.models.machine import GIB, read_size
+from utils.models.model_folder import ModelFolder
 
 pytestmark = needs_package("vllm")
 
@@ -72,7 +73,7 @@ def likeliest_shares(adapter, plans):
     from prompts import join_posts, load_prompt
     from utils.generation.chat import LocalChat
 
-    chat = LocalChat(str(adapter))
+    chat = LocalChat(ModelFolder(str(adapter)))
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(CHAT, dtype=torch.float32), adapter).eval()
     hits, total = [0, 0], 0
     for record, text in plans:

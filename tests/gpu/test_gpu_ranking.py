@@ -32,12 +32,13 @@ def score_on_cpu(encoder, records):
 
     from retrieval.encoder import embed_texts, load_encoder
     from retrieval.pooling import choose_pooling
+    from utils.models.model_folder import ModelFolder
 
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # tests/conftest.py has one for each of several processes
     posts = records[0]["profile"]
     texts = [*(post["text"] for post in posts), *(record["question"] for record in records)]
-    pooling = choose_pooling(str(encoder), None, None, None)
+    pooling = choose_pooling(ModelFolder(str(encoder)), None, None)
     embeddings, _ = embed_texts(load_encoder(str(encoder), device="cpu", pooling=pooling), texts)
     torch.set_num_threads(before)
     scores = embeddings[len(posts) :] @ embeddings[: len(posts)].T

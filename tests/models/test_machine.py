@@ -12,6 +12,7 @@ from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 
 from utils.models.machine import Loaded, describe_engine, describe_weights
+from utils.models.model_folder import ModelFolder
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,9 @@ def gpus(monkeypatch):
 def describe(folder, length=4096, **flags):
     defaults = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9, "dtype": "auto"}
     flags = defaults | flags
-    return describe_engine(Namespace(cache_dir=None, **flags), [Loaded(str(folder), length, flags["dtype"])])
+    return describe_engine(
+        Namespace(cache_dir=None, **flags), [Loaded(ModelFolder(str(folder)), length, flags["dtype"])]
+    )
 
 
 def test_without_a_gpu_the_required_size_is_reported(judge_32b):
@@ -101,14 +104,14 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
 
 def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
     encoder = str(save_tiny_encoder(tmp_path / "encoder"))
-    assert describe_weights(encoder, None, 4) == [
+    assert describe_weights(ModelFolder(encoder), 4) == [
         "note: there is no GPU here, so GPU memory could not be checked",
         f"{encoder}: 0.0 GB of weights per GPU, plus activations",
     ]
     gpus(79)
     name = str(judge_32b)
-    assert describe_weights(name, None, 2)[1:] == [f"{name}: 65.5 GB of weights per GPU, plus activations"]
-    assert describe_weights(name, None, 4, "weights in float32")[2] == (
+    assert describe_weights(ModelFolder(name), 2)[1:] == [f"{name}: 65.5 GB of weights per GPU, plus activations"]
+    assert describe_weights(ModelFolder(name), 4, "weights in float32")[2] == (
         f"missing: the weights in float32 of {name}: 131.1 GB per GPU do not fit into 80.0 GB; "
         "use a larger GPU, or a smaller model"
     )

@@ -13,15 +13,8 @@ from safetensors.numpy import load, save
 from zygote import LAUNCHED
 
 from utils.base.errors import UserError
-from utils.models.adapters import adapter_base
-from utils.models.hub import (
-    cached_commit,
-    check_model,
-    is_offline,
-    model_fingerprint,
-    model_folder,
-    pinned_source,
-)
+from utils.models.hub import is_offline
+from utils.models.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789" * 4
@@ -68,9 +61,9 @@ def offline(monkeypatch):
 @pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
 def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
     base = save_base(tmp_path / "base", prefix)
-    check_model(str(save_adapter(tmp_path / "adapter", base)))
-    assert adapter_base(str(tmp_path / "adapter")) == str(base)
-    assert adapter_base(str(base)) is None
+    ModelFolder(str(save_adapter(tmp_path / "adapter", base))).checked()
+    assert ModelFolder(str(tmp_path / "adapter")).base == ModelFolder(str(base))
+    assert ModelFolder(str(base)).adapter is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +78,7 @@ def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, proble
     adapter = save_adapter(tmp_path / "adapter", base, **change)
     message = f"^{adapter}: adapter does not match the architecture of {base}\n  {problem}"
     with pytest.raises(UserError, match=message):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +95,7 @@ def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, proble
 def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
     with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: {message}"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
 
 
 NOT_SERVED = [
@@ -121,11 +114,11 @@ SERVED = [
 def test_an_adapter_that_vllm_does_not_serve_is_refused(tmp_path, settings):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
     if settings in SERVED:
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
         return
     what = "rank 513" if "513" in str(settings) else next(iter(settings))
     with pytest.raises(UserError, match=rf"^{adapter}: vLLM does not serve an adapter with {what} .*\n.*merge it into"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +129,7 @@ def test_an_adapter_with_other_weights_is_refused(tmp_path, name):
     path, name = adapter / "adapter_model.safetensors", f"base_model.model.model.layers.0.{name}"
     path.write_bytes(save({**load(path.read_bytes()), name: np.zeros(3)}))
     with pytest.raises(UserError, match=f"does not serve an adapter with the weight {name}"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
 
 
 NO_OBJECT = [b"[1]", b'{"r": 1', b"\xff\xfe", b"[" * 100_000]
@@ -150,7 +143,7 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
     index = save_model(tmp_path) / "model.safetensors.index.json"
     index.write_bytes(content)
     with pytest.raises(UserError, match=rf"^{index}: damaged\n  give the folder"):
-        check_model(str(tmp_path))
+        ModelFolder(str(tmp_path)).checked()
 
 
 @pytest.mark.parametrize("other", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
@@ -158,7 +151,7 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
 def test_a_non_file_in_a_models_folder_is_named(tmp_path, name, other):
     other(save_model(tmp_path) / name)
     with pytest.raises(UserError, match=rf"^{tmp_path / name}: a folder, a pipe or a broken link, not a file\n"):
-        check_model(str(tmp_path))
+        ModelFolder(str(tmp_path)).checked()
 
 
 @pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
@@ -167,13 +160,13 @@ def test_an_incomplete_checkpoint_is_refused(tmp_path, lost):
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-lost])
     with pytest.raises(UserError, match=rf"^{weights}: damaged or incomplete"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
     weights.unlink()
     with pytest.raises(UserError, match="has no weights"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
     (adapter / "adapter_config.json").write_text('{"peft_type": "LO')
     with pytest.raises(UserError, match=r"adapter_config\.json: damaged|has no weights"):
-        check_model(str(adapter))
+        ModelFolder(str(adapter)).checked()
 
 
 @pytest.mark.parametrize(
@@ -198,29 +191,32 @@ def test_an_incomplete_model_is_named(tmp_path, monkeypatch, offline, name, mess
     (save_model(tmp_path / "shard") / "model.safetensors.index.json").write_text(json.dumps(index))
     save_adapter(tmp_path / "adapter", "./gone")
     with pytest.raises(UserError, match=message):
-        check_model(name, str(tmp_path / "cache"))
+        ModelFolder(name, str(tmp_path / "cache")).checked()
 
 
 def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
     with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  on a node .* hf download some/model"):
-        check_model("some/model", str(tmp_path))
+        ModelFolder("some/model", str(tmp_path)).checked()
     snapshot = save_cached(tmp_path, "some/model")
-    check_model("some/model", str(tmp_path))
-    assert model_folder("some/model", str(tmp_path)) == snapshot
-    assert cached_commit("some/model", str(tmp_path)) == COMMIT and cached_commit("other/model", str(tmp_path)) is None
-    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
-    assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
+    ModelFolder("some/model", str(tmp_path)).checked()
+    assert ModelFolder("some/model", str(tmp_path)).fetch() == snapshot
+    assert (
+        ModelFolder("some/model", str(tmp_path)).commit == COMMIT
+        and ModelFolder("other/model", str(tmp_path)).commit is None
+    )
+    assert ModelFolder("some/model", str(tmp_path)).fingerprint == f"some/model@{COMMIT}"
+    assert ModelFolder("other/model", str(tmp_path)).fingerprint == "other/model@main"
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(UserError, match="has no weights"):
-        check_model("some/model", str(tmp_path))
+        ModelFolder("some/model", str(tmp_path)).checked()
 
 
 # A model's folder, fetched by the hub's own client from a hub on loopback
 
 FIND = (
-    "import sys; from utils.models.hub import check_model, model_folder; from utils.base import cli;"
+    "import sys; from utils.models.model_folder import ModelFolder; from utils.base import cli;"
     "name, cache = sys.argv[1:];"
-    "cli.run_script(lambda: check_model(name, cache, safetensors_only=True) or print(model_folder(name, cache)) or 0)"
+    "cli.run_script(lambda: print(ModelFolder(name, cache).checked(safetensors_only=True).fetch()) or 0)"
 )
 WEIGHTS = save({"weights": np.zeros(3)})
 FILES = {
@@ -248,7 +244,7 @@ def find(url, cache, code=0, offline="0"):
 
 def check_model_in(url, cache):
     environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0"}
-    code = f"from utils.models.hub import check_model; check_model({MODEL!r}, {str(cache)!r})"
+    code = f"from utils.models.model_folder import ModelFolder; ModelFolder({MODEL!r}, {str(cache)!r}).checked()"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
 
 
@@ -391,9 +387,9 @@ def test_a_cached_model_is_used_at_once_if_the_hub_is_unreachable(tmp_path, refu
     calls, connect = [], socket.create_connection
     monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
     snapshot = save_cached(tmp_path, "some/model")
-    assert model_folder("some/model", str(tmp_path)) == snapshot  # without a list of the hub's files
+    assert ModelFolder("some/model", str(tmp_path)).fetch() == snapshot  # without a list of the hub's files
     assert len(calls) == 1
-    assert pinned_source("some/model", str(tmp_path))["revision"] == COMMIT
+    assert ModelFolder("some/model", str(tmp_path)).source["revision"] == COMMIT
     assert len(calls) == 1 and is_offline_mode()  # not asked again in this process
 
 
@@ -406,13 +402,16 @@ def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
 
 
 def test_the_fingerprint_follows_the_content_not_the_path(tmp_path):
-    first = model_fingerprint(str(save_model(tmp_path / "first")))
-    assert model_folder(str(tmp_path / "first")) == tmp_path / "first"
-    assert cached_commit(str(tmp_path / "first")) is None
-    assert first.startswith("sha256:")
-    assert model_fingerprint(str(save_model(tmp_path / "second"))) == first
+    first = ModelFolder(str(save_model(tmp_path / "first"))).fingerprint
+    assert ModelFolder(str(tmp_path / "first")).fetch() == tmp_path / "first"
+    assert ModelFolder(str(tmp_path / "first")).commit is None
+    # It is part of the key of completions that have been paid for, so it must never change.
+    assert first == "sha256:f61b3766ba22f8f6207eb97bc4add6a6d54477b49c474f2e29047e9ab2758d3d"
+    adapter = ModelFolder(str(save_adapter(tmp_path / "adapter", tmp_path / "first")))
+    assert adapter.identity == f"{adapter.fingerprint} on {first}"
+    assert ModelFolder(str(save_model(tmp_path / "second"))).fingerprint == first
     (tmp_path / "second" / "README.md").write_text("notes")
-    assert model_fingerprint(str(tmp_path / "second")) == first
+    assert ModelFolder(str(tmp_path / "second")).fingerprint == first
     (tmp_path / "second" / "tokenizer_config.json").write_text("{}")
-    assert model_fingerprint(str(tmp_path / "second")) != first
-    assert model_fingerprint(str(save_model(tmp_path / "third", weights=b"trained"))) != first
+    assert ModelFolder(str(tmp_path / "second")).fingerprint != first
+    assert ModelFolder(str(save_model(tmp_path / "third", weights=b"trained"))).fingerprint != first

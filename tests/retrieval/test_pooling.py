@@ -18,7 +18,7 @@ from retrieval.encoder import embed_texts, load_encoder
 from retrieval.pooling import MEAN, Pooling, choose_pooling
 from retrieval.rank_dataset import main
 from utils.base.errors import UserError
-from utils.models.hub import check_model
+from utils.models.model_folder import ModelFolder
 
 BGE = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 TEXTS = ["how to play chess", "cat", "", "bread music guitar " * 40, "history of rome in the old town " * 2000]
@@ -83,7 +83,7 @@ def test_a_decoders_last_token_is_not_padding(folders, name, side, tmp_path):
     folder = shutil.copytree(folders[name], tmp_path / "model")
     change(folder / "tokenizer_config.json", padding_side=side)
     save_pooling(folder, "Transformer", "Pooling", "Normalize", pooling_mode_lasttoken=True)
-    encoder = load_encoder(str(folder), device="cpu", pooling=choose_pooling(str(folder), max_length=64))
+    encoder = load_encoder(str(folder), device="cpu", pooling=choose_pooling(ModelFolder(str(folder)), max_length=64))
     texts = [text or "a" for text in TEXTS]
     ours, num_cut = embed_texts(encoder, texts, batch_size=5)
     assert num_cut == 2
@@ -101,7 +101,7 @@ def test_a_text_without_tokens_has_no_embedding(folders):
 def test_texts_are_read_in_lower_case_if_the_files_say_so(folder):
     change(folder / "tokenizer_config.json", do_lower_case=False)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64, "do_lower_case": true}')
-    pooling = choose_pooling(str(folder))
+    pooling = choose_pooling(ModelFolder(str(folder)))
     assert pooling == Pooling(max_length=64, lower_case=True)
     (lower, upper), _ = embed_texts(load_encoder(str(folder), device="cpu", pooling=pooling), ["old rome", "Old ROME"])
     np.testing.assert_array_equal(lower, upper)
@@ -134,9 +134,9 @@ def test_a_text_of_8192_tokens_is_read_to_its_end(folders):
 )
 def test_the_models_files_are_read(folder, types, config, found):
     save_pooling(folder, *types, **config)
-    assert choose_pooling(str(folder)) == found
-    assert choose_pooling(str(folder), mode="mean") == Pooling("mean", found.normalize)
-    assert choose_pooling(str(folder), normalize=False) == Pooling(found.mode, False)
+    assert choose_pooling(ModelFolder(str(folder))) == found
+    assert choose_pooling(ModelFolder(str(folder)), mode="mean") == Pooling("mean", found.normalize)
+    assert choose_pooling(ModelFolder(str(folder)), normalize=False) == Pooling(found.mode, False)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, mode, ca
     save_pooling(folder, "Transformer", "Pooling", "Normalize", **config)
     problem = f"{folder}: 1_Pooling/config.json: {mode} pooling is not supported\n  use another encoder, such as "
     with pytest.raises(UserError, match=re.escape(problem)) as error:
-        choose_pooling(str(folder))
+        choose_pooling(ModelFolder(str(folder)))
     assert "--pooling" not in str(error.value)
-    assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
+    assert choose_pooling(ModelFolder(str(folder)), mode="mean") == Pooling("mean", True)
     assert capsys.readouterr().err == f"note: {folder}: --pooling mean overrides its files (mode: {mode})\n"
 
 
@@ -176,7 +176,7 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, mode, ca
 def test_other_layers_are_refused_whatever_is_given(folder, types, layer, flags):
     save_pooling(folder, *types)
     with pytest.raises(UserError, match=rf"modules\.json: unsupported layer {layer}\n  use another encoder") as error:
-        choose_pooling(str(folder), **flags)
+        choose_pooling(ModelFolder(str(folder)), **flags)
     assert "--pooling" not in str(error.value)
 
 
@@ -186,7 +186,7 @@ def test_a_layer_in_the_models_own_code_is_refused(folder):
     entries[0]["type"] = "custom_st.Transformer"
     (folder / "modules.json").write_text(json.dumps(entries))
     with pytest.raises(UserError, match=r"unsupported layer custom_st\.Transformer"):
-        choose_pooling(str(folder))
+        choose_pooling(ModelFolder(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_pooling_without_the_prefix(folder, prompts, config, is_refused):
     save_pooling(folder, "Transformer", "Pooling", **config)
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     with pytest.raises(UserError, match="without the prefix is not supported") if is_refused else nullcontext():
-        choose_pooling(str(folder))
+        choose_pooling(ModelFolder(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_how_embeddings_are_compared(folder, similarity, types, normalize):
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": similarity}))
     refused = pytest.raises(UserError, match=f"{similarity} similarity is not supported\n  use another encoder")
     with refused if normalize is None else nullcontext():
-        assert choose_pooling(str(folder)).normalize is normalize
-        assert choose_pooling(str(folder), normalize=False).normalize is False
+        assert choose_pooling(ModelFolder(str(folder))).normalize is normalize
+        assert choose_pooling(ModelFolder(str(folder)), normalize=False).normalize is False
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_the_length_at_which_texts_are_cut(folder, files, length, capsys):
             change(folder / name, **content)
         else:
             (folder / name).write_text(json.dumps(content))
-    assert choose_pooling(str(folder)).max_length == length
-    assert choose_pooling(str(folder), max_length=7).max_length == 7
+    assert choose_pooling(ModelFolder(str(folder))).max_length == length
+    assert choose_pooling(ModelFolder(str(folder)), max_length=7).max_length == 7
     note = f"note: {folder}: --max_length 7 overrides its files (max_length: {length})\n"
     assert capsys.readouterr().err == note or length == 512  # 512 may be the default, which no file states
 
@@ -269,7 +269,7 @@ def test_what_the_transformer_gives(folder, config, output):
     (folder / "sentence_bert_config.json").write_text(json.dumps(config))
     refused = pytest.raises(UserError, match=f"unsupported output of the transformer: {output}\n  use another encoder")
     with refused if output else nullcontext():
-        choose_pooling(str(folder))
+        choose_pooling(ModelFolder(str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_damaged_file_is_named(folder, file, content):
     save_pooling(folder, "Transformer", "Pooling", pooling_mode="mean")
     (folder / file).write_text(content)
     with pytest.raises(UserError, match=rf"{re.escape(file)}: damaged\n  repair it$"):
-        choose_pooling(str(folder))
+        choose_pooling(ModelFolder(str(folder)))
 
 
 def change(path, **fields):
@@ -336,11 +336,11 @@ def test_a_hub_models_files_are_those_of_its_commit(folder, tmp_path, monkeypatc
     cache = str(tmp_path / "cache")
     with serve(files) as hub:
         use_hub(monkeypatch, hub.url)
-        check_model(MODEL, cache)
+        ModelFolder(MODEL, cache).checked()
         hub.commit({**files, "1_Pooling/config.json": json.dumps({"pooling_mode": "max"}).encode()})
-        assert choose_pooling(MODEL, cache) == Pooling("cls", True)
+        assert choose_pooling(ModelFolder(MODEL, cache)) == Pooling("cls", True)
         asked = len(hub.requests)
-        assert choose_pooling(MODEL, cache) == Pooling("cls", True)
+        assert choose_pooling(ModelFolder(MODEL, cache)) == Pooling("cls", True)
         assert len(hub.requests) == asked  # from the cache
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert choose_pooling(MODEL, cache) == Pooling("cls", True)
+    assert choose_pooling(ModelFolder(MODEL, cache)) == Pooling("cls", True)

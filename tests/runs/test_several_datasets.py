@@ -77,7 +77,7 @@ def test_each_model_is_loaded_once(datasets, monkeypatch):
         concurrency, device = 2, "script"
 
         def __init__(self, args, models, length, gives_rewards):
-            opened.append(models)
+            opened.append([model.addr for model in models])
 
         async def complete(self, model, prompt, sampling):
             text = "Cost\nTime" if model == str(planner) else json.dumps({"personalized_answer": "Yes."})

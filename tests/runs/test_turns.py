@@ -21,6 +21,7 @@ from utils.generation.engines import choose_model
 from utils.generation.fitting import Window
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
+from utils.models.model_folder import ModelFolder
 from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.trace import read_turns
 from utils.training.rounds import example_of
@@ -123,7 +124,7 @@ def test_a_local_model_continues_its_turn(content, asks, expected, tmp_path):
     if content is not None:
         template = "{% for m in messages %}" + TURN % content + "{% endfor %}" + ASKS % asks
         (folder / "chat_template.jinja").write_text(template)
-    chat = LocalChat(str(folder))
+    chat = LocalChat(ModelFolder(str(folder)))
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "My answer: <a>"}]
     whole = chat.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
     assert chat.tokenizer.decode(chat.render(messages)) == whole and whole.endswith(expected)

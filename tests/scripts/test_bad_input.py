@@ -654,12 +654,11 @@ ADDRESSES = [
 
 @pytest.mark.alike("place")
 @pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL", "HTTP_PROXY", "ALL_PROXY"])
+@pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL"])
 def test_an_invalid_address_is_refused_without_showing_it(folder, server, capsys, monkeypatch, address, place):
     command, url = COMMANDS["rag"], address if place == "flag" else server.url
-    if place != "flag":
-        monkeypatch.setenv(place, address)
     if place == "OPENAI_BASE_URL":
+        monkeypatch.setenv(place, address)
         command = command.replace("--base_url $URL", "")
     before = snapshot(folder)
     with pytest.raises(SystemExit) as left:

@@ -101,8 +101,8 @@ class Engines:
 
     def open(self, args, models, max_model_len, gives_rewards):
         assert self.models is None  # one at a time
-        self.models = models
-        self.events.append(("open", models))
+        self.models = [model.addr for model in models]
+        self.events.append(("open", self.models))
         return self
 
     async def complete(self, model, prompt, sampling):

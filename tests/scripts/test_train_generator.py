@@ -29,6 +29,7 @@ from utils.generation.chat import PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.model import Policy
 from utils.generation.requests import Passages
+from utils.models.model_folder import ModelFolder
 from utils.training.examples import Lesson, make_examples
 from utils.training.trainer import load_with_lora
 
@@ -137,7 +138,7 @@ def test_what_is_kept_of_a_run(by_heart):
 
 def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=False, name="LaMP-4"):
     task = tasks()[name]
-    window = TextWindow(PlainText(str(model)), read + 32, 32, fused)
+    window = TextWindow(PlainText(ModelFolder(str(model))), read + 32, 32, fused)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
     return make_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
 
@@ -274,6 +275,7 @@ SCORED = """
 import math, os, signal
 from pathlib import Path
 from utils.training.trainers import EncoderDecoderTrainer
+from utils.models.model_folder import ModelFolder
 figures, training_step = EncoderDecoderTrainer.figures, EncoderDecoderTrainer.training_step
 
 def score(self):
@@ -404,9 +406,9 @@ POLICY = Policy(0.0, 1.0, 8, 0, 0, "never")
 
 def engine_of(data, monkeypatch):
     """An encoder-decoder's engine that takes two prompts at a time."""
-    window = TextWindow(PlainText(str(data / "t5")), 64 + 8, 8)
+    window = TextWindow(PlainText(ModelFolder(str(data / "t5"))), 64 + 8, 8)
     monkeypatch.setattr("utils.generation.beams.room_of", lambda *_: Room(prompts=2))
-    return window, TransformersEngine(SimpleNamespace(cache_dir=None, dtype="float32"), str(data / "t5"), window)
+    return window, TransformersEngine(SimpleNamespace(dtype="float32"), ModelFolder(str(data / "t5")), window)
 
 
 @pytest.mark.parametrize("broken", ["write", "batches"])
@@ -522,7 +524,7 @@ def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.training.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")
-    chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
+    chat, prompt = LocalChat(ModelFolder(str(data / "chat"))), load_prompt("lamp/rating")
     window = Window(chat, 4096, 8)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
     examples = make_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
@@ -586,10 +588,10 @@ def test_a_link_that_moves_while_a_command_loads_changes_nothing(data, tmp_path,
     first, second = answer_with("checkpoint-1"), answer_with("checkpoint-2")
     assert all(before != after for before, after in zip(first, second, strict=True))
 
-    def identify(*args, identify=engines.identify_model):
-        identity = identify(*args)
+    def find(*args, find_folder=engines.find_folder):
+        folder = find_folder(*args)
         replace_link(tmp_path / "best", "checkpoint-2")
-        return identity
+        return folder
 
-    monkeypatch.setattr(engines, "identify_model", identify)
+    monkeypatch.setattr(engines, "find_folder", find)
     assert answer_with("best") == first

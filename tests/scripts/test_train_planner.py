@@ -20,7 +20,7 @@ from utils.base.manifest import publish, write_folder_manifest
 from utils.benchmarks.lampqa.task import TASK
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
-from utils.models.hub import identify_local_model
+from utils.models.model_folder import ModelFolder
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch, set_up
 
@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chat(model):
-    return LocalChat(str(model))
+    return LocalChat(ModelFolder(str(model)))
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def settings(model, files):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
         args = with_defaults(args).replaced(prompts_dir=prompts_dir)
-        identity = identify_local_model(args.model_addr, args.cache_dir)
+        identity = ModelFolder(args.model_addr, args.cache_dir).checked(safetensors_only=True).identity
         made = settings_of_training(args, load_prompt("lampqa/planner", prompts_dir), identity)
         assert json.loads(json.dumps(made)) == made  # as in a manifest
         return made

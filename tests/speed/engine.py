@@ -30,6 +30,7 @@ from utils.generation.calls import Call
 from utils.generation.engines import choose_model
 from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
+from utils.models.model_folder import ModelFolder
 from utils.runs.ask import Ask
 from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
 from utils.runs.rendering import Asked, Prompts, make_call
@@ -62,7 +63,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         answering = answer_arguments(args)
         engines: list[Any] = []
         try:
-            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH))
+            engines.append(VLLMEngine(judging, [ModelFolder(args.model_addr)], MODEL_LENGTH))
             engines += [load_bare(judging, args.model_addr, prefix_cache) for prefix_cache in (True, False)]
             rows = []
             for run in range(args.runs + 1):
@@ -172,7 +173,7 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
     from vllm import LLM
     from vllm.platforms import current_platform
 
-    settings = engine_settings(judging, model, [], MODEL_LENGTH, on_gpu=not current_platform.is_cpu())
+    settings = engine_settings(judging, ModelFolder(model), [], MODEL_LENGTH, on_gpu=not current_platform.is_cpu())
     return LLM(**settings, enable_prefix_caching=prefix_cache)
 
 

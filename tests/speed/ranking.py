@@ -27,7 +27,7 @@ from retrieval.rank_dataset import Record
 from utils.base.cli import positive_int
 from utils.base.errors import run_script
 from utils.benchmarks.lampqa.task import TASK
-from utils.models.hub import check_model
+from utils.models.model_folder import ModelFolder
 
 NUM_QUESTIONS = 20
 TOP = 10
@@ -56,7 +56,7 @@ FLAGS = {
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_flags(__doc__, argv, **FLAGS)
-    check_model(args.model_name)
+    ModelFolder(args.model_name).checked()
     encoders = {dtype: load(args, dtype) for dtype in DTYPES}
     device = encoders["float32"].model.device.type
     records = make_dataset(args.posts)

@@ -28,6 +28,7 @@ from utils.base.errors import run_script
 from utils.base.manifest import describe_run
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
+from utils.models.model_folder import ModelFolder
 from utils.training.checkpoints import Run
 from utils.training.examples import Example, Training
 
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     from utils.models.devices import check_devices, has_bf16
 
     check_devices()
-    chat = LocalChat(args.model_addr)
+    chat = LocalChat(ModelFolder(args.model_addr))
     examples = make_examples(args, chat.tokenizer.vocab_size)
     work = operations(args, examples)
     dtype = "bfloat16" if has_bf16() else "float32"

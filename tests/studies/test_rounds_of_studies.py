@@ -21,6 +21,7 @@ from prompts import load_prompt, own_prompt
 from utils.benchmarks.lampqa.answers import write_answer
 from utils.data.datasets import read_dataset
 from utils.methods import intent, search_then_answer
+from utils.models.model_folder import ModelFolder
 
 WORDS = ("garden", "music", "letters", "sleep", "paint", "bread", "rivers", "names")
 
@@ -33,7 +34,7 @@ def make_writer(folder, steps):
     from utils.generation.chat import LocalChat
 
     save_tiny_chat(folder / "random", max_positions=8192)
-    chat, drawn = LocalChat(str(folder / "random")), random.Random(0)
+    chat, drawn = LocalChat(ModelFolder(str(folder / "random"))), random.Random(0)
     model = AutoModelForCausalLM.from_pretrained(folder / "random", dtype=torch.float32)
     questions = [record for name in ("train", "validation", "test") for record in read_dataset(SAMPLE / f"{name}.json")]
     first = own_prompt(search_then_answer.FIRST)
@@ -174,6 +175,7 @@ def test_a_round_killed_in_each_stage_is_the_whole_round(round_of, server, tmp_p
 
 OWN = """
 from utils.methods.search_then_answer import FIRST
+from utils.models.model_folder import ModelFolder
 
 async def answer(record, ask):
     text = await ask(FIRST, model="search")

@@ -3,6 +3,7 @@
 import json
 
 from utils import train_generator
+from utils.models.model_folder import ModelFolder
 
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "grey", "pink")
 THINGS = ("car", "door", "hat", "cup", "boat")
@@ -72,7 +73,7 @@ def make_teacher(folder, source, steps=250):
     from utils.benchmarks.lampqa.task import private_notes
     from utils.generation.chat import LocalChat
 
-    chat, prompt = LocalChat(str(source)), load_prompt("lampqa/teacher", folder / "prompts")
+    chat, prompt = LocalChat(ModelFolder(str(source))), load_prompt("lampqa/teacher", folder / "prompts")
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     rows = []
     for record in records():
@@ -118,7 +119,7 @@ def greedy_answers(folder, base, adapter=None, prompt="rag"):
     from utils.generation.chat import LocalChat
     from utils.models.base_model import write_reply
 
-    chat, prompt = LocalChat(str(base)), load_prompt(f"lampqa/{prompt}", folder / "prompts")
+    chat, prompt = LocalChat(ModelFolder(str(base))), load_prompt(f"lampqa/{prompt}", folder / "prompts")
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = (PeftModel.from_pretrained(model, adapter) if adapter else model).eval()
     answers = {}

@@ -13,6 +13,7 @@ import baselines
 import evaluate_responses
 from utils import combine_scores, train_generator
 from utils.base.manifest import file_hash
+from utils.models.model_folder import ModelFolder
 
 TWO_CALLS = """
 async def answer(record, ask):
@@ -30,7 +31,7 @@ def served(folder, adapter, verdict):
 
     from utils.generation.chat import LocalChat
 
-    chat = LocalChat(str(folder / "beginner"))
+    chat = LocalChat(ModelFolder(str(folder / "beginner")))
     model = AutoModelForCausalLM.from_pretrained(folder / "beginner", dtype=torch.float32).eval()
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter).eval()
@@ -116,7 +117,7 @@ def make_beginner(folder, steps=200):
     from utils.benchmarks.lampqa.answers import write_answer
     from utils.generation.chat import LocalChat
 
-    chat, prompt = LocalChat(str(folder / "model")), load_prompt("lampqa/rag", folder / "prompts")
+    chat, prompt = LocalChat(ModelFolder(str(folder / "model"))), load_prompt("lampqa/rag", folder / "prompts")
     model, drawn = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32), random.Random(0)
 
     def rows_of_step():

@@ -9,6 +9,8 @@ import pytest
 from test_planner_training import data, flags_of, log_of, losses_of  # noqa: F401 (a fixture)
 from tiny_chat import save_tiny_chat
 
+from utils.models.model_folder import ModelFolder
+
 pytestmark = pytest.mark.engine
 
 
@@ -44,7 +46,7 @@ def plans_by_peft(overfitted, data):
     from utils.generation.chat import LocalChat
 
     output, _ = overfitted
-    chat = LocalChat(str(output / "best"))
+    chat = LocalChat(ModelFolder(str(output / "best")))
     base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, output / "best").eval()
     plans, records = [], json.loads((data / "train.json").read_text())[:3]

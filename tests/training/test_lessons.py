@@ -19,7 +19,7 @@ from utils import make_table, select_model, train_generator
 from utils.base.errors import UserError
 from utils.base.manifest import describe_run, publish
 from utils.benchmarks import tasks
-from utils.models.hub import identify_local_model
+from utils.models.model_folder import ModelFolder
 from utils.runs.own_method import settings_of_method
 from utils.training.lessons import lessons_of, seen_in_training
 
@@ -127,8 +127,10 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
         posts = TASK.join(TASK.best_items(lesson.record, 10))
         assert prompt.messages(profile=posts, **lesson.values) in sent
         assert lesson.target == runs.answers[lesson.record["id"]][0]["notes"]["feedback"]
-    assert seen_in_training(args, TASK, prompt) == ["narrative"]
-    assert seen_in_training(args, TASK, load_prompt("lampqa/rag")) == ["narrative"]  # of a policy, by its revisions
+    assert seen_in_training(args, TASK, prompt, ModelFolder(args.model_addr)) == ["narrative"]
+    assert seen_in_training(args, TASK, load_prompt("lampqa/rag"), ModelFolder(args.model_addr)) == [
+        "narrative"
+    ]  # of a policy, by its revisions
 
 
 def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
@@ -138,7 +140,7 @@ def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
     runs.run("--show_fields", "narrative", "--limit", 1)
     target.write_text(json.dumps({RECORDS[0]["id"]: [{"output": "edited"}]}))
     args, prompt = flags("--target_addr", target), load_prompt("lampqa/rag")
-    assert seen_in_training(args, TASK, prompt) == ["narrative"]
+    assert seen_in_training(args, TASK, prompt, ModelFolder(args.model_addr)) == ["narrative"]
     manifest = json.loads((tmp_path / "out/answers.json.manifest.json").read_text())
     for saw, expected in (
         ({"when": "test", "fields": ["narrative"], "models_saw": ["rubric_aspects"]}, ["narrative", "rubric_aspects"]),
@@ -146,7 +148,7 @@ def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
     ):
         manifest["settings"]["saw"] = saw
         (tmp_path / "out/answers.json.manifest.json").write_text(json.dumps(manifest))
-        assert seen_in_training(args, TASK, prompt) == expected
+        assert seen_in_training(args, TASK, prompt, ModelFolder(args.model_addr)) == expected
 
 
 def test_a_methods_answers_note_what_its_models_saw_in_training():
@@ -357,7 +359,11 @@ def test_swapped_scores_are_refused(tmp_path, select):
         (folder / "generation_config.json").write_text(json.dumps({"top_k": verdict}))  # another identity
         write_scores(tmp_path, name, verdict)
         responses = tmp_path / f"{name}_responses.json"
-        publish(responses, {}, describe_run({}, {"model": identify_local_model(str(folder), None)}, None))
+        publish(
+            responses,
+            {},
+            describe_run({}, {"model": ModelFolder(str(folder)).checked(safetensors_only=True).identity}, None),
+        )
         content = json.loads((tmp_path / f"{name}.json").read_text())
         publish(tmp_path / f"{name}.json", content, describe_run({}, {}, None, judged=[str(responses)]))
     assert f"1.0000  {tmp_path}/two  <- " in select("one", "two")

@@ -14,6 +14,7 @@ from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
 from utils.models.base_model import NO_LOSS
+from utils.models.model_folder import ModelFolder
 from utils.training.checkpoints import Selection
 from utils.training.examples import Example, Training
 from utils.training.lessons import distillation_lessons
@@ -54,7 +55,15 @@ def trainer_of(kind, folder, tmp_path, model, examples, **flags):
     steps |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_target_length": 12}
     args = args.replaced(**steps | {"gradient_checkpointing": False} | flags)
     training = Training(
-        args, {}, "", Selection("eval_score", "best_score", "score"), LocalChat(str(folder)), examples, [], None, None
+        args,
+        {},
+        "",
+        Selection("eval_score", "best_score", "score"),
+        LocalChat(ModelFolder(str(folder))),
+        examples,
+        [],
+        None,
+        None,
     )
     return kind(training, model, trainer_settings(training, False))
 

@@ -14,6 +14,7 @@ from tiny_chat import sample_records, save_tiny_chat, save_tiny_gemma
 from transformers import GptOssConfig
 
 from utils.models.base_model import choose_attention
+from utils.models.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
@@ -177,6 +178,7 @@ SECOND_ONE = """
 import os, torch
 from utils.training.trainer import PlannerTrainer
 from utils.training import recorder
+from utils.models.model_folder import ModelFolder
 learn = PlannerTrainer.learn
 
 def spoil(self, *arguments):
@@ -320,7 +322,9 @@ def gemma_examples(gemma, data):
 
     args = train_planner.build_parser().parse_args(flags_of(data, "-", model_addr=gemma, max_seq_length=4096))
     records = json.loads((data / "train.json").read_text())
-    return train_planner.build_examples(TASK, records, "-", load_prompt("lampqa/planner"), LocalChat(str(gemma)), args)
+    return train_planner.build_examples(
+        TASK, records, "-", load_prompt("lampqa/planner"), LocalChat(ModelFolder(str(gemma))), args
+    )
 
 
 def own_loss(model, examples):

@@ -27,6 +27,7 @@ from utils.base.manifest import file_hash, read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
 from utils.models.base_model import target_loss
+from utils.models.model_folder import ModelFolder
 from utils.training.resumable import Resumable
 from utils.training.rounds import (
     describe_round,
@@ -227,7 +228,7 @@ def sampled(folder):
 def examples_of(folder, trace, scores, window=(200, 40), **more):
     args = {"response_addr": None, "trace_addr": str(trace), "score_addr": str(scores), "role": "generator",
             "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
-    chat = LocalChat(str(folder / "beginner"))
+    chat = LocalChat(ModelFolder(str(folder / "beginner")))
     records = made_up_lessons.records()[30:]
     return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, *window))
 
@@ -235,7 +236,7 @@ def examples_of(folder, trace, scores, window=(200, 40), **more):
 def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
     trace, scores = sampled
     lines = [json.loads(line) for line in trace.open()]
-    chat = LocalChat(str(folder / "beginner"))
+    chat = LocalChat(ModelFolder(str(folder / "beginner")))
     for role, other in (("generator", "other"), ("other", "generator")):
         examples, notes = examples_of(folder, trace, scores, role=role)
         texts = {(line["id"], line["text"]) for line in lines if line.get("role") == role}
@@ -371,7 +372,7 @@ def test_each_call_has_the_temperature_at_which_it_was_sampled(folder, sampled, 
         (line["id"], line["text"], line["temperature"]) for line in map(json.loads, trace[0].open()) if "role" in line
     }
     examples, _ = examples_of(folder, *trace)
-    chat = LocalChat(str(folder / "beginner"))
+    chat = LocalChat(ModelFolder(str(folder / "beginner")))
     for example in examples:
         assert (example.record["id"], chat.tokenizer.decode(example.target[:-1]), example.temperature) in texts
     assert {example.temperature for example in examples} == {*mixed}
@@ -446,7 +447,7 @@ def share(line, *samples):
 
 
 def with_prompt(folder, examples):
-    prompt = LocalChat(str(folder / "beginner")).render([{"role": "user", "content": "Where?"}])
+    prompt = LocalChat(ModelFolder(str(folder / "beginner"))).render([{"role": "user", "content": "Where?"}])
     return [example for example in examples if example.prompt == prompt]
 
 

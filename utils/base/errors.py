@@ -19,6 +19,8 @@ INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same comma
 UNREAD = 141  # exit code: the reader of a pipe has ended (... | head); shells use the same code for SIGPIPE
 RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
 LEAVE_SECONDS = 8  # seconds to end after a SIGTERM; schedulers send SIGKILL after 10 s or more
+# Variables of the environment that HTTP clients read.
+OF_CLIENTS = "*_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, SSLKEYLOGFILE, HF_* and OPENAI_*"
 TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher (accelerate launch) may start
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -99,6 +101,19 @@ class PassingError(UserError):
 
 class EngineDiedError(PassingError):
     """A model's engine died, possibly through no fault of the user: the same command resumes the run."""
+
+
+@contextmanager
+def setting_up_client() -> Iterator[None]:
+    """Turn any error of a client that reads the environment into a UserError with the error's type alone.
+
+    The error's text may show a proxy's password or a token.
+    """
+    try:
+        yield
+    except Exception as error:  # libraries raise many kinds
+        problem = f"an HTTP client cannot be set up ({type(error).__name__})"
+        raise UserError(f"{problem}\n  correct or unset its variables in the environment: {OF_CLIENTS}") from None
 
 
 def describe_os_error(error: OSError) -> str:

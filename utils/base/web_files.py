@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from utils.base.environment import check_environment, wrong
-from utils.base.errors import PassingError, UserError
+from utils.base.errors import PassingError, UserError, setting_up_client
 from utils.base.manifest import without_password
 from utils.base.progress import Progress, announce
 from utils.base.writing import delete_leftovers, locked, open_whole, replacing
@@ -50,13 +49,10 @@ class Server(NamedTuple):
 def _download(url: str, path: Path) -> None:
     import httpx
 
-    check_environment()
     shown, tries, tag = without_password(url), 0, None
     # Without compression, so that a download can resume at a byte of the file.
-    try:
+    with setting_up_client():
         client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
-    except httpx.InvalidURL:  # the other variables are checked
-        raise wrong("NO_PROXY", "has an entry that httpx cannot read, such as an IPv6 network") from None
     with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = start = file.tell()

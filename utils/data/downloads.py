@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from utils.base.environment import OF_HUB, check_before_hub, check_environment
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, counted, quote, setting_up_client
 from utils.base.made import Made, State, say_finished
 from utils.base.manifest import file_hash, publish, publishing, read_manifest
 from utils.base.progress import announce, announce_file
@@ -38,12 +37,11 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
     """
     if is_folder(name):
         return find_folder(name, "--dataset_name", revision)
-    check_before_hub()
-    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    with setting_up_client():
+        from huggingface_hub import HfApi, constants, get_cached_repo_tree, get_session, snapshot_download
+        from huggingface_hub.utils import disable_progress_bars
 
-    if not constants.HF_HUB_OFFLINE:
-        check_environment(OF_HUB)
+        get_session()
     where, unreachable = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}, None
     try:  # snapshot_download would wait without a limit, and use the cache's commit silently
         with hub_errors(name, cache_dir, "dataset", revision):

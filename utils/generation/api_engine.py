@@ -26,8 +26,7 @@ import openai
 from httpx2 import Response
 
 from utils.base.cli import LIMITS
-from utils.base.environment import proxy_before
-from utils.base.errors import UserError, printable
+from utils.base.errors import UserError, printable, setting_up_client
 from utils.base.manifest import KEY_IN_QUERY
 from utils.benchmarks.thoughts import Split, split_thoughts
 from utils.generation.refusals import (
@@ -284,11 +283,11 @@ class APIEngine:
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
             http_client=LimitedClient(args.max_concurrency, args.request_timeout, self._note),
         )
+        with setting_up_client():  # OPENAI_ORG_ID and others are sent as headers
+            "".join(map(str, self._client.default_headers.values())).encode("ascii")
         self._secrets = find_secrets(api_key, args.base_url or "")
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
-        if proxy := proxy_before(str(self._client.base_url)):
-            self.device += f", through the proxy in {proxy} (NO_PROXY lacks this host)"
         # OpenAI's newer models accept only the new name of this limit; other servers often accept only the old one.
         self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None

@@ -23,8 +23,6 @@ from utils.base.progress import announce
 from utils.benchmarks.thoughts import CLOSING, OPENING
 from utils.generation.requests import Rendered
 from utils.generation.thinking import own_parser
-from utils.models.adapters import adapter_base
-from utils.models.hub import pinned_source
 from utils.models.loading import (
     TOKENIZER_FILES,
     blaming,
@@ -33,6 +31,7 @@ from utils.models.loading import (
     loading,
     longest_sequence,
 )
+from utils.models.model_folder import ModelFolder
 
 COUNTED = 50_000  # messages whose lengths are remembered
 # Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
@@ -94,22 +93,21 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
     return folded
 
 
-def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
+def open_local_chat(model: ModelFolder, *args: Any, **settings: Any) -> "LocalChat":
     """Return a local model's chat, and announce it: the first call imports transformers, which takes seconds."""
-    announce(f"loading the tokenizer of {model_addr}")
-    return LocalChat(model_addr, *args, **settings)
+    announce(f"loading the tokenizer of {model.addr}")
+    return LocalChat(model, *args, **settings)
 
 
-def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
+def load_tokenizer(model: ModelFolder) -> tuple[Any, Any]:
     """Return a model's tokenizer and config; for an adapter, its own tokenizer if it has one, else its base model's.
 
     UserError if they are missing or damaged.
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    base = adapter_base(model_addr) or model_addr
-    with_tokenizer = model_addr if (Path(model_addr) / "tokenizer_config.json").is_file() else base
-    source = pinned_source(base, cache_dir)
+    base, source = model.base.addr, model.base.source
+    with_tokenizer = model.addr if (Path(model.addr) / "tokenizer_config.json").is_file() else base
     with loading(base, "config.json"):
         config = AutoConfig.from_pretrained(base, **source).get_text_config()
     with loading(with_tokenizer, *TOKENIZER_FILES):
@@ -165,12 +163,11 @@ class LocalChat(Counting):
 
     def __init__(
         self,
-        model_addr: str,
-        cache_dir: str | None = None,
+        model: ModelFolder,
         variables: dict[str, Any] | None = None,
         only_known: bool = False,
     ):
-        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.tokenizer, config = load_tokenizer(model)
         self.num_tokens = getattr(config, "vocab_size", None)
         if not (template := self.tokenizer.chat_template):
             raise UserError(f"{self.tokenizer.name_or_path}: has no chat template; use an instruction-tuned model")
@@ -191,7 +188,7 @@ class LocalChat(Counting):
         if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
             end = quote(self.prompt_end.strip())
             problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
-            print(f"note: {model_addr}: {problem}", file=sys.stderr)
+            print(f"note: {model.addr}: {problem}", file=sys.stderr)
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
@@ -353,8 +350,8 @@ class LocalChat(Counting):
 class PlainText(LocalChat):
     """Renders only the last message of a prompt, without a template, and adds the end-of-text token, as in training."""
 
-    def __init__(self, model_addr: str, cache_dir: str | None = None):
-        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+    def __init__(self, model: ModelFolder):
+        self.tokenizer, config = load_tokenizer(model)
         self.num_tokens = getattr(config, "vocab_size", None)
         self.model_limit = None  # T5's positions are relative
         check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")

@@ -18,8 +18,8 @@ from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
 from utils.generation.model import Model, Policy
 from utils.generation.requests import Completion, Passages, Rendered, Sampling
 from utils.models.devices import fitting
-from utils.models.hub import model_folder
 from utils.models.machine import check_before_fetching, describe_weights
+from utils.models.model_folder import ModelFolder
 
 NUM_BEAMS = 4  # as in LaMP's code
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # lengths of input and output in LaMP's paper
@@ -83,7 +83,7 @@ class TextModel(Model):
         return beam_settings(self.trained)
 
     def _open_chat(self) -> PlainText:
-        return PlainText(self.addr, self.flags.cache_dir)
+        return PlainText(self.folder)
 
     @cached_property
     def window(self) -> TextWindow:
@@ -104,10 +104,10 @@ class TextModel(Model):
         return Policy(0.0, 1.0, self.window.max_tokens, seed=0, max_retries=0, constrained_decoding="never")
 
     def open_engine(self) -> "TransformersEngine":
-        return TransformersEngine(self.flags, self.addr, self.window)
+        return TransformersEngine(self.flags, self.folder, self.window)
 
     def describe_memory(self) -> list[str]:
-        return describe_weights(self.addr, self.flags.cache_dir, 4 if self.flags.dtype == "float32" else 2)
+        return describe_weights(self.folder, 4 if self.flags.dtype == "float32" else 2)
 
 
 def beam_settings(trained: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def refuse_flags(args: Namespace) -> None:
 class TransformersEngine:
     """Runs an encoder-decoder in this process. Waiting requests are answered in batches of similar length."""
 
-    def __init__(self, args: Namespace, addr: str, window: TextWindow):
-        announce(f"loading {addr}")
+    def __init__(self, args: Namespace, model: ModelFolder, window: TextWindow):
+        announce(f"loading {model.addr}")
         import torch
 
         from utils.generation.beams import room_of
@@ -143,11 +143,10 @@ class TransformersEngine:
 
         quiet_libraries()
         check_devices()
-        check_before_fetching(addr, args.cache_dir)
+        check_before_fetching(model)
         dtype = settle_dtype(args.dtype)
         dtype = dtype if dtype == "auto" else getattr(torch, dtype)
-        folder = str(model_folder(addr, args.cache_dir))
-        self._model = load_encoder_decoder(folder, {"trust_remote_code": False}, dtype).eval()
+        self._model = load_encoder_decoder(str(model.fetch()), {"trust_remote_code": False}, dtype).eval()
         if torch.cuda.is_available():
             self._model.cuda()
         self._room = room_of(self._model, NUM_BEAMS, window.max_tokens)

@@ -18,6 +18,7 @@ from utils.generation.completions import Completions
 from utils.generation.fitting import Window
 from utils.generation.requests import Engine, Sampling
 from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts, template_variables
+from utils.models.model_folder import ModelFolder
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Model:
     identity: str  # distinguishes it from all other models, for the settings
     flags: Arguments  # how this model is loaded or reached, and sampled
     completions: Completions  # gives its stored and new completions
-    trained: dict[str, Any] = field(default_factory=dict)  # the result of `trained_settings`
+    folder: ModelFolder | None = None  # the model's files; None if it is behind an API
     wanted_length: int = PAPER_LENGTH  # tokens of prompt and output together, unless flags or the model limit them
     max_tokens_flag: str = "--max_tokens"  # the name of the flag whose value is `flags.max_tokens`
     only_scores: bool = False  # whether it only scores how likely given texts are, and writes no text
@@ -95,6 +96,16 @@ class Model:
         return {**lengths, **parser, "token_counter": self.chat.counter, **self.chat.dated}
 
     @property
+    def made_with(self) -> dict[str, Any]:
+        """The settings of the training that made the model; empty if that is unknown."""
+        return self.folder.made_with if self.folder else {}
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """The settings of utils/train_generator.py, if that made the model."""
+        return self.folder.trained if self.folder else {}
+
+    @property
     def saw_in_training(self) -> list[str]:
         """The scorer's fields that the model's training used, according to its manifest."""
         return self.trained.get("saw_in_training") or []
@@ -109,17 +120,17 @@ class Model:
     def chat(self) -> Chat:
         chat = self._open_chat()
         if self.only_scores:
-            end_thoughts(chat, find_thoughts(self.flags, chat, self.addr))
+            end_thoughts(chat, find_thoughts(self.flags, chat, self.addr, self.made_with))
         return chat
 
     def _open_chat(self) -> Chat:
         if self.is_local:
-            return open_local_chat(self.addr, self.flags.cache_dir, template_variables(self.flags))
+            return open_local_chat(self.folder, template_variables(self.flags))
         return APIChat(self.addr)
 
     @cached_property
     def thoughts(self) -> Thoughts:
-        return find_thoughts(self.flags, self.chat, self.addr)
+        return find_thoughts(self.flags, self.chat, self.addr, self.made_with)
 
     @cached_property
     def window(self) -> Window:

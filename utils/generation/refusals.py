@@ -17,7 +17,7 @@ import openai
 from httpx2 import ReadError, ReadTimeout
 
 from utils.base.cli import LIMITS
-from utils.base.errors import UserError
+from utils.base.errors import UserError, setting_up_client
 from utils.base.web_files import read_retry_after
 from utils.generation.requests import Completion
 
@@ -184,7 +184,8 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
 
     def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
         """`seconds` limits the time from a request's first byte to the last byte of its reply."""
-        super().__init__(event_hooks={"response": [_read]})
+        with setting_up_client():
+            super().__init__(event_hooks={"response": [_read]})
         self._slots, self._seconds, self._note = asyncio.Semaphore(most), seconds, note
         self._quiet_until = -math.inf
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.base.errors import UserError
-from utils.base.manifest import folder_settings
 from utils.benchmarks.thoughts import CLOSING, OPENING, Split, split_thoughts
 from utils.generation.requests import Sampling, is_cut
 
@@ -66,8 +65,11 @@ class Thoughts:
         return min([self.tokens, *(length // 4 for length in lengths if length)])
 
 
-def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
-    """Return whether and how a chat's model thinks; UserError for a --reasoning_parser that an API cannot use."""
+def find_thoughts(args: Namespace, chat: Any, model_addr: str, made_with: dict[str, Any]) -> Thoughts:
+    """Return whether and how a chat's model thinks; UserError for a --reasoning_parser that an API cannot use.
+
+    `made_with` are the settings of the training that made a local model.
+    """
     parser_flag = args.reasoning_parser
     if args.openai:
         return _thoughts_of_api(model_addr, parser_flag, args.reasoning_effort)
@@ -75,7 +77,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     if parser_flag == NO_PARSER:
         return Thoughts(NO_PARSER, True if opened else None)  # None: the marks in the text decide
     is_closed = not opened and CLOSING.search(chat.prompt_end) is not None
-    if is_closed or folder_settings(model_addr).get("script") in TRAINED:
+    if is_closed or made_with.get("script") in TRAINED:
         return Thoughts()
     parser = parser_flag or chat.own_parser
     return Thoughts(parser, opened, opened or parser is not None)

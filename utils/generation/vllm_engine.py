@@ -28,11 +28,11 @@ from utils.base.progress import announce
 from utils.generation.requests import Completion, Rendered, Rewarded, Room, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
-from utils.models.adapters import adapter_base, adapter_config, ranks_of
+from utils.models.adapters import ranks_of
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
-from utils.models.hub import model_folder
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_weights, loading
 from utils.models.machine import Gpu, check_before_fetching, count_gpus, gpu_problems
+from utils.models.model_folder import ModelFolder
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -146,26 +146,25 @@ if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.envi
 class VLLMEngine:
     """Runs one base model, with or without LoRA adapters, request by request."""
 
-    def __init__(self, args: Namespace, models: list[str], max_model_len: int, gives_rewards: bool = False):
+    def __init__(self, args: Namespace, models: list[ModelFolder], max_model_len: int, gives_rewards: bool = False):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            models: the models to serve: a base model (hub name or folder), folders of its adapters, or both.
+            models: the models to serve: a base model, its adapters, or both.
             max_model_len: tokens of prompt and output together; -1: the model's limit, or what fits into the memory.
             gives_rewards: the model is a classifier, so that only `reward` can be called.
 
         UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
         does not support VLLM_BATCH_INVARIANT=1.
         """
-        announce(f"loading {' and '.join(models)} (this may take a minute or more)")
+        announce(f"loading {' and '.join(model.addr for model in models)} (this may take a minute or more)")
         quiet_libraries(args.log_level)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
         on_gpu, count = has_gpu(), count_gpus(args)
         if is_batch_invariant():
             _check_batch_invariance(count, on_gpu)
-        adapters = [model for model in models if adapter_base(model)]
-        base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
+        adapters, base = [model for model in models if model.adapter], models[0].base
         if on_gpu:
             _check_gpus(args, base)
         set_defaults(on_gpu, args.data_parallel_size)
@@ -179,7 +178,8 @@ class VLLMEngine:
 
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
         settings |= {"runner": "pooling"} if gives_rewards else {}
-        self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
+        addrs = [adapter.addr for adapter in adapters]
+        self._adapters = {addr: LoRARequest(addr, n, addr) for n, addr in enumerate(addrs, 1)}
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
             config.model_config.try_get_generation_config()  # here, so that an error names this file
@@ -322,12 +322,12 @@ class VLLMEngine:
 
 
 def engine_settings(
-    args: Namespace, base: str, adapters: list[str], max_model_len: int, on_gpu: bool
+    args: Namespace, base: ModelFolder, adapters: list[ModelFolder], max_model_len: int, on_gpu: bool
 ) -> dict[str, Any]:
     """Return vLLM's engine arguments for a base model with adapters; `args` is as in `VLLMEngine`."""
     return {
         # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
-        "model": str(model_folder(base, args.cache_dir)),
+        "model": str(base.fetch()),
         "load_format": "safetensors",  # no pickled weights
         "dtype": settle_dtype(args.dtype),
         "tensor_parallel_size": args.tensor_parallel_size,
@@ -381,7 +381,7 @@ def is_batch_invariant() -> bool:
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
 
 
-def _check_gpus(args: Namespace, base: str) -> None:
+def _check_gpus(args: Namespace, base: ModelFolder) -> None:
     """Raise UserError if there are too few GPUs, or if one is in use by another process or too small for the weights.
 
     Otherwise, minutes of fetching and loading would end in vLLM's own error.
@@ -395,7 +395,7 @@ def _check_gpus(args: Namespace, base: str) -> None:
         raise UserError(problem)
     smallest, value_bytes = min(gpu.total for gpu in gpus[: count_gpus(args)]), 4 if args.dtype == "float32" else 2
     limit = {"share": args.gpu_memory_utilization, "remedy": "more GPUs (--tensor_parallel_size)"}
-    check_before_fetching(base, args.cache_dir, value_bytes, smallest, args.tensor_parallel_size, **limit)
+    check_before_fetching(base, value_bytes, smallest, args.tensor_parallel_size, **limit)
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:
@@ -409,12 +409,12 @@ def _check_batch_invariance(count: int, on_gpu: bool) -> None:
         raise UserError(f"{what}; this one has {lowest}")
 
 
-def _lora_settings(adapters: list[str]) -> dict[str, Any]:
+def _lora_settings(adapters: list[ModelFolder]) -> dict[str, Any]:
     """Return vLLM's settings for these adapters: their number, and the lowest rank in vLLM that is enough for all."""
     if not adapters:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
-    rank = max(rank for adapter in adapters for rank in ranks_of(adapter_config(adapter)))
+    rank = max(rank for adapter in adapters for rank in ranks_of(adapter.adapter))
     fitting = next(size for size in get_args(MaxLoRARanks) if size >= rank)
     return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": len(adapters)}

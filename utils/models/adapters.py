@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, quote
-from utils.models.loading import read_headers
+from utils.models.loading import Headers
 
 MOST_RANK = 512  # the highest rank of an adapter in vLLM 0.32 (MaxLoRARanks)
 # NOT_SERVED: settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`). SERVED: names of tensors that it reads.
@@ -20,13 +21,7 @@ SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
-def adapter_base(name: str) -> str | None:
-    """Return the name of a LoRA adapter's base model; None if `name` is not the folder of an adapter."""
-    config = adapter_config(name)
-    return config and config["base_model_name_or_path"]
-
-
-def adapter_config(name: str) -> dict[str, Any] | None:
+def read_adapter(name: str) -> dict[str, Any] | None:
     """Return a LoRA adapter's settings; None if `name` is not an adapter's folder. UserError if they are damaged."""
     path = Path(name) / "adapter_config.json"
     if not path.is_file():
@@ -50,9 +45,11 @@ def ranks_of(config: dict[str, Any]) -> list[int]:
     return [config["r"], *(config.get("rank_pattern") or {}).values()]
 
 
-def check_served(adapter: Path) -> None:
-    """Raise UserError for an adapter that vLLM does not serve; its process would die at the first request."""
-    config = adapter_config(str(adapter))
+def check_served(adapter: Path, config: dict[str, Any], weights: Iterable[str]) -> None:
+    """Raise UserError for an adapter that vLLM does not serve; its process would die at the first request.
+
+    `weights` are the names of the adapter's weights, and `config` is the result of `read_adapter`.
+    """
     if heads := [name for name in config.get("modules_to_save") or () if name in HEADS]:
         raise UserError(
             f"{adapter}: an adapter with a classifier's head (modules_to_save {quote(heads)}) is not served; vLLM 0.32 "
@@ -66,7 +63,7 @@ def check_served(adapter: Path) -> None:
     is_plain = type(start) is not str or start.lower() in PLAIN_STARTS
     unserved += [] if is_plain else [f"init_lora_weights {quote(start)}"]
     unserved += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
-    unserved += [f"the weight {name}" for name in read_headers(adapter) if not SERVED.search(name)]
+    unserved += [f"the weight {name}" for name in weights if not SERVED.search(name)]
     if unserved:
         raise UserError(
             f"{adapter}: vLLM does not serve an adapter with {unserved[0]}\n"
@@ -74,14 +71,14 @@ def check_served(adapter: Path) -> None:
         )
 
 
-def check_modules(adapter: Path, base: str, headers: dict[str, tuple[list[int], str]]) -> None:
+def check_modules(adapter: Path, headers: Headers, base: str, base_headers: Headers) -> None:
     """Raise UserError unless the base model has the adapter's modules, in sizes that fit.
 
-    `headers` are the base model's `read_headers`; without any (weights not fetched, or pickled), nothing is checked.
+    Without headers of the base model (they are unknown, or its weights are pickled), nothing is checked.
     """
     # Names are compared inside the stack of layers: their prefixes differ between checkpoints of one architecture.
-    shapes = {_inner_name(name): shape for name, (shape, _) in headers.items()}
-    for name, (shape, _) in read_headers(adapter).items() if shapes else ():
+    shapes = {_inner_name(name): shape for name, (shape, _) in base_headers.items()}
+    for name, (shape, _) in headers.items() if shapes else ():
         module, _, part = name.partition(".lora_")
         if part not in ("A.weight", "B.weight"):
             continue

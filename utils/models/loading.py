@@ -11,6 +11,7 @@ from utils.base.errors import UserError, kind, printable, quote
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 # Kinds of RoPE for which the limit in a config already includes RoPE's factor.
 WITHIN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+Headers = dict[str, tuple[list[int], str]]  # (shape, type) of a model's tensors, by name
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
 
 
@@ -130,7 +131,7 @@ def _may_be_right(path: Path) -> bool:
         return False
 
 
-def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
+def read_headers(folder: Path) -> Headers:
     """Return (shape, type) of every tensor in a folder's safetensors, by the tensor's name; only headers are read.
 
     As in vLLM, if there is an index, only the files that it names count: some repositories have every weight twice.

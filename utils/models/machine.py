@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from utils.base.errors import UserError, counted, printable
-from utils.models.adapters import adapter_base
 from utils.models.devices import ask_nvidia_smi, has_gpu
-from utils.models.hub import cached_folder, find_headers
-from utils.models.loading import load_config
+from utils.models.loading import Headers, load_config
+from utils.models.model_folder import ModelFolder
 
 GB = 10**9
 GIB = 2**30
@@ -50,7 +49,7 @@ class ModelSize(NamedTuple):
 class Loaded(NamedTuple):
     """A model that vLLM would load."""
 
-    name: str
+    model: ModelFolder
     length: int  # tokens of prompt and output of the longest request
     dtype: str  # --dtype; a reward model's may differ from the other models'
 
@@ -58,8 +57,8 @@ class Loaded(NamedTuple):
 # Before a run
 
 
-def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
-    """Return the size of a model, from its config and the result of `find_headers`; None if these do not say.
+def read_size(headers: Headers, config: Any, dtype: str = "auto") -> ModelSize | None:
+    """Return the size of a model, from its config and headers; None if these do not say.
 
     Args:
         dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
@@ -76,7 +75,7 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
     return ModelSize(weights, getattr(text, "num_key_value_heads", None) or heads, head_bytes)
 
 
-def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> int:
+def count_bytes(headers: Headers, value_bytes: int, without_head: bool) -> int:
     """Return the bytes of all weights, with `value_bytes` per unquantized number; `without_head` leaves out lm_head."""
     return sum(
         math.prod(shape) * (value_bytes if kind in _CAST else _BYTES.get(kind, 1))
@@ -97,8 +96,7 @@ def size_problems(
 
 
 def check_before_fetching(
-    name: str,
-    cache_dir: str | None,
+    model: ModelFolder,
     value_bytes: int = 2,
     gpu_memory: int | None = None,
     num_gpus: int = 1,
@@ -117,9 +115,9 @@ def check_before_fetching(
 
         lines = (ask_nvidia_smi("memory.total") if torch.cuda.is_available() else None) or []
         gpu_memory = min((int(line) * 2**20 for line in lines), default=None) if all(map(str.isdigit, lines)) else None
-    if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
-        needed = count_bytes(headers, value_bytes, without_head=True)  # the head may be tied
-        for problem in size_problems(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, **limit):
+    if gpu_memory is not None and model.headers:
+        needed = count_bytes(model.headers, value_bytes, without_head=True)  # the head may be tied
+        for problem in size_problems(f"the weights of {model.addr}", -(-needed // num_gpus), gpu_memory, **limit):
             raise UserError(problem)
 
 
@@ -176,15 +174,15 @@ def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
 
 
 @_or_missing
-def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: str = "weights") -> list[str]:
+def describe_weights(model: ModelFolder, value_bytes: int, what: str = "weights") -> list[str]:
     """Return lines on the GPUs here, and on a model that transformers would load with `value_bytes` per weight."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
-    if headers := find_headers(name, cache_dir):  # unknown for pickled weights
-        needed = count_bytes(headers, value_bytes, without_head=False)
-        lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU, plus activations")
+    if model.headers:  # unknown for pickled weights
+        needed = count_bytes(model.headers, value_bytes, without_head=False)
+        lines.append(f"{model.addr}: {needed / GB:.1f} GB of {what} per GPU, plus activations")
         smallest = min((gpu.total for gpu in gpus), default=math.inf)
-        lines += map(_missing, size_problems(f"the {what} of {name}", needed, smallest))
+        lines += map(_missing, size_problems(f"the {what} of {model.addr}", needed, smallest))
     return lines
 
 
@@ -208,15 +206,14 @@ def _describe_gpus(gpus: list[Gpu]) -> list[str]:
 
 
 @_or_missing
-def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
+def _describe_model(args: Namespace, loaded: Loaded, gpus: list[Gpu]) -> list[str]:
     """Return lines on the memory that a model and its longest request need, and whether its weights fit."""
-    name, num_gpus, base = model.name, args.tensor_parallel_size, adapter_base(model.name) or model.name
-    config = load_config(cached_folder(base, args.cache_dir))
-    size = read_size(find_headers(base, args.cache_dir), config, model.dtype)
+    name, num_gpus, base = loaded.model.addr, args.tensor_parallel_size, loaded.model.base
+    size = read_size(base.headers, load_config(base.path), loaded.dtype)
     if size is None:
         return [f"note: {name}: unknown memory requirements"]
-    weights, request = -(-size.weights // num_gpus), size.token_bytes(num_gpus) * model.length
-    longest = f"the longest request, of {model.length} tokens, takes {request / GB:.2f} GB of KV cache"
+    weights, request = -(-size.weights // num_gpus), size.token_bytes(num_gpus) * loaded.length
+    longest = f"the longest request, of {loaded.length} tokens, takes {request / GB:.2f} GB of KV cache"
     lines = [f"{name}: {weights / GB:.1f} GB of weights per GPU; {longest}"]
     smallest = min((gpu.total for gpu in gpus), default=math.inf)
     limit = {"share": args.gpu_memory_utilization, "remedy": "more of them (--tensor_parallel_size)"}

@@ -84,7 +84,7 @@ def describe_machine(args: Arguments, tallies: Sequence[Tally]) -> None:
         if (memory_lines := model.describe_memory()) is not None:
             lines += memory_lines
         elif model.is_local:
-            loaded.append(Loaded(model.addr, lacking.length, model.flags.dtype))
+            loaded.append(Loaded(model.folder, lacking.length, model.flags.dtype))
     for line in [*(describe_engine(flags, loaded) if loaded else []), *lines]:
         print(line)
 

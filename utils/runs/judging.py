@@ -31,7 +31,7 @@ from utils.data.responses import (
 )
 from utils.data.scores import add_words, carried, score_file
 from utils.generation.calls import Call
-from utils.generation.engines import choose_model, is_classifier, pads_with_end
+from utils.generation.engines import choose_model
 from utils.generation.model import Model
 from utils.generation.scoring import split_shared
 from utils.runs.rendering import call_for_reward
@@ -177,7 +177,7 @@ def choose_judge(args: Arguments, judge: Judge) -> JudgeModel:
     if judge.output is not None:  # an API's server knows its limit itself
         modes["wanted_length"] = ANY_LENGTH if args.openai else JUDGE_LENGTH
     model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, **modes)
-    if judge.output is None and model.is_local and not is_classifier(args.evaluator_llm, args.cache_dir):
+    if judge.output is None and model.folder and not model.folder.is_classifier:
         raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
     return model
 
@@ -306,6 +306,6 @@ def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
     if judge.gives_rewards and judge.is_local:
         shown["dtype"] = judge.flags.dtype
-        if pads_with_end(judge.addr, args.cache_dir):
+        if judge.folder.pads_with_end:
             shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
     return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown

@@ -35,7 +35,7 @@ from utils.benchmarks.readers import writable
 from utils.benchmarks.task import Task
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS, describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import choose_model, is_classifier, is_encoder_decoder
+from utils.generation.engines import choose_model, find_folder
 from utils.generation.model import Model
 from utils.generation.requests import was_cut
 from utils.runs.answers import Dataset, ResponseFile, check_ranked, read_datasets
@@ -365,16 +365,13 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     models: dict[str, Model] = {}
     for role, flags in flags_of_roles(args).items():
         is_generator = not models
-        gives_rewards = not is_generator and not flags.openai and is_classifier(flags.model_addr, flags.cache_dir)
         for_api = f"add an address: --model {role}={flags.model_addr}@https://api.openai.com/v1"
-        model = choose_model(
-            flags,
-            for_api="add --openai" if is_generator else for_api,
-            wanted_length=task.prompt_length or PAPER_LENGTH,
-            gives_rewards=gives_rewards,
-        )
-        if model.is_local and is_encoder_decoder(model.addr, flags.cache_dir):
-            raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
+        local = find_folder(flags, "add --openai" if is_generator else for_api)
+        if local and local.is_encoder_decoder:
+            raise UserError(f"{local.addr}: is an encoder-decoder; give a chat model")
+        gives_rewards = not is_generator and local is not None and local.is_classifier
+        length = task.prompt_length or PAPER_LENGTH
+        model = choose_model(flags, folder=local, wanted_length=length, gives_rewards=gives_rewards)
         folder = model.completions.store.folder
         same = (other.completions for other in models.values() if other.completions.store.folder == folder)
         models[role] = replace(model, completions=next(same, model.completions))

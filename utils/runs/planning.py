@@ -165,7 +165,7 @@ def settings_of_plans(
     if plans_addr:
         settings["given_plans"] = file_hash(plans_addr)
         saw = noted_settings(plans_addr).get("saw")
-    elif args.gold_plan or trained_variables(args.planner_model or "") is not None:
+    elif args.gold_plan or folder_settings(args.planner_model or "").get("script") == "train_planner.py":
         saw = {"when": "test" if args.gold_plan else "training", "fields": [*dataset.task.gold_plan_needs]}
     elif planner and planner.saw_in_training:  # by utils/train_generator.py
         saw = {"when": "training", "fields": planner.saw_in_training}
@@ -180,9 +180,9 @@ class Planner(Model):
     def _open_chat(self) -> Chat:
         if not self.is_local:
             return super()._open_chat()
-        trained = trained_variables(self.addr)  # None: set only variables that the template knows
-        variables, only_known = (template_variables(self.flags), True) if trained is None else (trained, False)
-        return open_local_chat(self.addr, self.flags.cache_dir, variables, only_known=only_known)
+        if self.made_with.get("script") == "train_planner.py":
+            return open_local_chat(self.folder, self.made_with.get("chat_template_kwargs"))
+        return open_local_chat(self.folder, template_variables(self.flags), only_known=True)
 
     def _further(self) -> dict[str, Any]:
         further = super()._further()
@@ -202,12 +202,6 @@ def choose_planner(args: Arguments) -> Planner:
     flags_of_planner |= {} if openai else {"seed": args.seed or 0}
     flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **flags_of_planner)
     return choose_model(flags, Planner, max_tokens_flag="--max_tokens_plan", for_api="add --planner_base_url")
-
-
-def trained_variables(planner_model: str) -> dict[str, Any] | None:
-    """Return the chat template variables that a planner was trained with; None for any other model."""
-    settings = folder_settings(planner_model)
-    return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
 
 
 def find_lead_in(

@@ -16,9 +16,9 @@ from utils.base.progress import announce
 from utils.benchmarks.checks import Record
 from utils.data.datasets import Needs, read_dataset
 from utils.models.devices import check_devices, set_up_allocator
-from utils.models.hub import model_file, pinned_source
 from utils.models.loading import blaming, loading
 from utils.models.machine import check_before_fetching, describe_weights
+from utils.models.model_folder import ModelFolder
 from utils.training.checkpoints import STATES, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 
@@ -97,6 +97,7 @@ def execute(training: Training) -> int:
     UserError if its learning rate would be 0 in every step: a warm-up begins at 0.
     """
     args, settings = training.args, training.settings
+    model = ModelFolder(args.model_addr, args.cache_dir)
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
         raise UserError(
             f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, "
@@ -105,9 +106,9 @@ def execute(training: Training) -> int:
         )
     if args.dry_run:
         check_run(args, settings)
-        check_settings(args)
+        check_settings(args, model)
         what = "weights" if training.value_bytes == 2 else "weights, gradients and AdamW's averages"
-        lines = describe_weights(args.model_addr, args.cache_dir, training.value_bytes, what)
+        lines = describe_weights(model, training.value_bytes, what)
         say("\n".join([training.description, *lines]))
         return 0
 
@@ -124,16 +125,16 @@ def execute(training: Training) -> int:
             if run.checkpoint is not None and not (run.checkpoint / name).is_file():
                 what = f"{name} is missing; it is deleted once a training is finished"
                 raise UserError(f"{run.checkpoint}: {what}\n  --no-resume starts over")
-        check_settings(args)
+        check_settings(args, model)
         check_devices()
-        check_before_fetching(args.model_addr, args.cache_dir, training.value_bytes)
+        check_before_fetching(model, training.value_bytes)
         say(training.description)
         announce(f"loading {args.model_addr}")
         from utils.training.trainer import train
 
-        manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
+        manifest = describe_run(vars(args), settings, None)
         manifest["notes"] = list(training.notes)
-        figures = train(training, run, manifest, source)
+        figures = train(training, run, manifest, model.source)
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
@@ -143,7 +144,7 @@ def execute(training: Training) -> int:
     return 0
 
 
-def check_settings(args: Namespace) -> None:
+def check_settings(args: Namespace, model: ModelFolder) -> None:
     """Raise UserError if an encoder-decoder's settings lack a token that a training needs, or could not be saved.
 
     transformers checks some settings only when it saves a checkpoint. An adapter's checkpoint has no such settings.
@@ -153,23 +154,24 @@ def check_settings(args: Namespace) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 
-    addr, source = args.model_addr, pinned_source(args.model_addr, args.cache_dir)
+    addr = model.addr
     with TemporaryDirectory() as folder:
         with loading(addr, "config.json"), torch.device("meta"):  # without weights
-            model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **source))
-            model.config.save_pretrained(folder)
+            hollow = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **model.source))
+            hollow.config.save_pretrained(folder)
         for name in ("pad_token_id", "decoder_start_token_id"):
-            if getattr(model.config, name, None) is None:
+            if getattr(hollow.config, name, None) is None:
                 raise UserError(
                     f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy of the model"
                 )
-        path = model_file(addr, "generation_config.json", args.cache_dir)
+        path = model.file("generation_config.json")
         with blaming(
             lambda: (
                 f"{addr}: its generation_config.json is invalid and cannot be saved; correct it in a copy of the model"
             )
         ):
-            (GenerationConfig.from_pretrained(path.parent) if path else model.generation_config).save_pretrained(folder)
+            config = GenerationConfig.from_pretrained(path.parent) if path else hollow.generation_config
+            config.save_pretrained(folder)
 
 
 def say(text: str) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils.base import cli
 from utils.base.errors import UserError, counted, first_five, quote
-from utils.base.manifest import folder_settings, noted_settings
+from utils.base.manifest import noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.data.leaks import find_leaks
 from utils.data.responses import are_answered
 from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.generation.requests import was_cut
+from utils.models.model_folder import ModelFolder
 from utils.training.examples import Lesson
 from utils.training.rounds import ADVANTAGES, read_responses_to, scored_addr
 
@@ -186,7 +187,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     }
 
 
-def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
+def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFolder) -> list[str]:
     """Return the scorer's fields that were seen by this training, the makers of its texts, or an earlier training."""
     files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
@@ -195,7 +196,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
         strategy = noted_settings(args.score_addr).get("strategy")
         shown |= set(task.metrics.get(strategy, task.first_metric).needs)
         files.append(scored_addr(args))
-    fields = {*(folder_settings(args.model_addr).get("saw_in_training") or ()), *(shown & task.hidden_fields)}
+    fields = {*(model.made_with.get("saw_in_training") or ()), *(shown & task.hidden_fields)}
     for path in filter(None, files):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them

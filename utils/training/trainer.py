@@ -34,7 +34,7 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
 
     Args:
         manifest: written with every checkpoint.
-        source: where the base model is, from `pinned_source`.
+        source: where the base model is, `ModelFolder.source`.
 
     Returns:
         steps, best_step and the best step's figure; the latter two are None if nothing was evaluated.
