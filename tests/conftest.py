@@ -39,6 +39,7 @@ ENGINE = {
     "test_model_cache",
     "test_prepare_demo_models",
     "test_plain_commands",
+    "test_one_row",
     "test_rounds_of_studies",
 }
 # Files whose tests take seconds each, or start many processes: not for `make test-fast`.

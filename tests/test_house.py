@@ -28,9 +28,9 @@ SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retr
 
 
 def modules() -> dict[str, Path]:
-    """Return the project's modules outside tests/, by name."""
+    """Return the project's modules outside tests/ and docs/, by name."""
     done = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    paths = [Path(line) for line in done.stdout.splitlines() if not line.startswith("tests/")]
+    paths = [Path(line) for line in done.stdout.splitlines() if not line.startswith(("docs/", "tests/"))]
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in paths}
 
 

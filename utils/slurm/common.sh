@@ -32,7 +32,7 @@ printf '== %s: %s, job %s on %s, restart %s\n' \
 # run COMMAND...: return if the command succeeded, else end or requeue the task.
 run() {
     local code=0
-    # Without the password of an address and the keys in its query.
+    # Print the command without the passwords and keys in its addresses.
     printf '\n$ %s\n' "$*" | sed -E -e 's#://[^/?\# ]*@#://#g' \
         -e 's#([?&][^=& ]*(key|token|secret|pass|sig|auth|code)[^=& ]*=)[^ &]+#\1***#gI'
     "$@" & # in the background, because a trap waits until a foreground command has ended

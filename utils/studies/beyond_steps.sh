@@ -1,32 +1,31 @@
-# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154 # lists are words; studies and functions share variables
+# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154 # lists are split into words; files share variables
 # The steps of the methods after PlanPers (docs/beyond_planpers.md), for one $category and one local $model.
 #
 #   N=16           samples per training question
-#   ROUNDS=3       of sampling and training; the best one by validation score answers the test set
+#   ROUNDS=3       rounds of sampling and training; the best round by validation score answers the test set
 #   LIMIT=1000     use the first questions of each training set only (default: all)
-#   QUESTIONS=1000 per round of reinforcement learning, which has no LIMIT: drawn at random, all before any is repeated
-#   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, not the papers' (default: aspect)
-#   LORA=16        rank of the adapters; for planner_rl also of the planner that it starts from
+#   QUESTIONS=1000 training questions per round of reinforcement learning, instead of LIMIT: drawn at random, and none is
+#                  repeated before all were drawn
+#   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, but not as in the papers
+#                  (default: aspect)
+#   LORA=16        rank of the adapters; planner_rl starts from a planner, which must have this rank too
 #   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
 #
 #   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
 #   $OUT/ranked/<category>_train_round_<n>.json, the questions of a round of reinforcement learning
 #   $OUT/<model>/train/<category>/rag/samples.json and their scores, which offline RL and DPO share in round 1
-MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # what is trained must be here
+MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # a model behind an API cannot be trained
 source utils/studies/lampqa_steps.sh || exit 2
 N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
 QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
 titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)")
-from=train         # the split that is sampled and judged
-per_update=32      # texts that an update of a training learns from
-reward=()          # terms of utils/combine_scores.py; none: the judge's scores are the rewards
-calls=samples.json # the file beside which the trace of the calls to learn from is
+per_update=32 # texts that an update of a training learns from, except in reinforcement learning
 
-compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and a table of them
-    local study=$1 method split methods
+compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and make a table of them
+    local study=$1 method split table
     METHODS=${METHODS-${*:2}}
     name_methods "$known $trained rubric_best"
     for category in $CATEGORIES; do
@@ -36,10 +35,10 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
         for model in $MODELS; do
             for method in "${methods[@]}"; do
                 case $method in
-                    planpers) train_once ;;
+                    planpers) train ;;
                     offline_rl | dpo) offline_rl "$method" ;;
                     vac | grasp | rubric_best | pr2 | iap | planner_rl) "$method" ;;
-                    *_rl) own_rl "$method" ;;
+                    *_rl) reinforce "$method" "$model" "" "--temperature 1" "--role $role" "${REWARD-}" ;; # rl.sh
                 esac
                 [ "$method" = rubric_best ] || answer "$method"
             done
@@ -61,161 +60,168 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
     done
 }
 
-train_once() {
-    [ -n "${jobs[planner/$category]-}" ] || train
-}
+# In the functions below, SPLIT names the ranked questions: train, those of a round (train_round_1), or the test set.
 
-sample() { # NAME "WAITS" SAMPLES SCRIPT FLAGS...: answers to the questions of $from
+sample() { # NAME "WAITS" SPLIT LIMIT SAMPLES SCRIPT FLAGS...: answers to the first LIMIT questions, or to all if it is empty
+    local name=$1 waits=$2 split=$3 limit=$4 samples=$5
     engine
-    GPUS=$gpus step "$1" "ranked/${category}_$from $2" python "${@:4}" --num_generated_outputs "$3" \
-        --inputs_addr "$OUT/ranked/${category}_$from.json" --output_addr "$OUT/$1.json" ${LIMIT:+--limit "$LIMIT"} \
+    GPUS=$gpus step "$name" "ranked/${category}_$split $waits" python "${@:6}" --num_generated_outputs "$samples" \
+        --inputs_addr "$OUT/ranked/${category}_$split.json" --output_addr "$OUT/$name.json" ${limit:+--limit "$limit"} \
         "${engine[@]}" ${SAMPLE_FLAGS-}
 }
 
-judge_samples() { # NAME: NAME_scores.json has the scores of all samples
+judge_samples() { # NAME SPLIT STRATEGY: write the scores of all samples into NAME_scores.json
+    local name=$1 split=$2 strategy=$3
     engine ${JUDGE_FLAGS-}
-    GPUS=$gpus step "$1_scores" "$1" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
-        --samples all --inputs_addr "$DATA/${category}_${from%_round_*}.json" --allow_partial \
-        --response_addr "$OUT/$1.json" --score_addr "$OUT/$1_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
+    GPUS=$gpus step "${name}_scores" "$name" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$strategy" \
+        --samples all --inputs_addr "$DATA/${category}_${split%_round_*}.json" --allow_partial \
+        --response_addr "$OUT/$name.json" --score_addr "$OUT/${name}_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
 }
 
-choose() { # NAME FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
-    judge_samples "$1"
-    draw "$1_best" "$1 $1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
-        --score_addr "$OUT/$1_scores.json" --output_addr "$OUT/$1_best.json" "${@:2}"
+choose() { # NAME SPLIT STRATEGY FLAGS...: judge samples, and write each question's best one into NAME_best.json
+    local name=$1
+    judge_samples "$name" "$2" "$3"
+    draw "${name}_best" "$name ${name}_scores" python utils/select_responses.py --response_addr "$OUT/$name.json" \
+        --score_addr "$OUT/${name}_scores.json" --output_addr "$OUT/${name}_best.json" "${@:4}"
 }
 
-learn() { # NAME "WAITS" MODEL FLAGS...: an adapter, from MODEL or the adapter MODEL
-    training "$per_update" 1
-    step "$1" "ranked/${category}_$from $2" "${training[@]}" utils/train_generator.py --model_addr "$3" --lora_rank "$LORA" \
-        --inputs_addr "$OUT/ranked/${category}_$from.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${LEARN_FLAGS-}
+learn() { # NAME "WAITS" SPLIT PER_UPDATE MODEL FLAGS...: train an adapter of MODEL, or train the adapter MODEL further
+    local name=$1 waits=$2 split=$3
+    training "$4" 1
+    step "$name" "ranked/${category}_$split $waits" "${training[@]}" utils/train_generator.py --model_addr "$5" \
+        --lora_rank "$LORA" --inputs_addr "$OUT/ranked/${category}_$split.json" --output_dir "$OUT/$name" \
+        "${batch[@]}" "${@:6}" ${LEARN_FLAGS-}
 }
 
-validate() { # ROUND'S FOLDER METHOD: its policy's score on the validation set
-    local flags by
-    answering "$2" "$OUT/$1/policy/last"
+validate() { # FOLDER METHOD: score the policy of a round, which is in this folder, on the validation set
+    local round=$1
+    answering "$2" "$OUT/$round/policy/last"
     engine
-    GPUS=$gpus step "$1/validation" "ranked/${category}_validation $1/policy" python "${flags[@]}" --model_addr "$by" \
-        --inputs_addr "$OUT/ranked/${category}_validation.json" --output_addr "$OUT/$1/validation.json" \
-        "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
+    GPUS=$gpus step "$round/validation" "ranked/${category}_validation $round/policy" python "${flags[@]}" \
+        --model_addr "$by" --inputs_addr "$OUT/ranked/${category}_validation.json" \
+        --output_addr "$OUT/$round/validation.json" "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
     engine ${JUDGE_FLAGS-}
-    GPUS=$gpus step "$1/validation_scores" "$1/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
-        --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$1/validation.json" \
-        --score_addr "$OUT/$1/validation_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
-    models+=("$OUT/$1/policy/last") scores+=("$OUT/$1/validation_scores.json") waits+=("$1/policy" "$1/validation_scores")
+    GPUS=$gpus step "$round/validation_scores" "$round/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
+        --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$round/validation.json" \
+        --score_addr "$OUT/$round/validation_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
 }
 
-select_round() { # METHOD'S FOLDER: link the best policy
-    draw "$1/best" "${waits[*]}" python utils/select_model.py --model_addr "${models[@]}" --score_addr "${scores[@]}" \
-        --link_addr "$OUT/$1/best"
+select_round() { # FOLDER ROUNDS: link the best policy of a method's rounds, by validation score
+    local folder=$1 round models=() scores=() waits=()
+    for ((round = 1; round <= $2; round++)); do
+        models+=("$OUT/$folder/round_$round/policy/last") scores+=("$OUT/$folder/round_$round/validation_scores.json")
+        waits+=("$folder/round_$round/policy" "$folder/round_$round/validation_scores")
+    done
+    draw "$folder/best" "${waits[*]}" python utils/select_model.py --model_addr "${models[@]}" --score_addr "${scores[@]}" \
+        --link_addr "$OUT/$folder/best"
 }
 
 offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo learns pairs of the best and the worst
-    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled models=() scores=() waits=() pairs=()
+    local method=$1 folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled pairs=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round sampled=$folder/round_$round/samples
-        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # of the model that both begin with
-        sample "$sampled" "$before" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
-        choose "$sampled" --worst_addr "$OUT/${sampled}_worst.json"
-        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
-        learn "$name/policy" "${sampled}_best $before" "$policy" --target_addr "$OUT/${sampled}_best.json" "${pairs[@]}"
-        validate "$name" "$1"
+        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # both methods begin with the same model
+        sample "$sampled" "$before" train "$LIMIT" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
+        choose "$sampled" train "$STRATEGY" --worst_addr "$OUT/${sampled}_worst.json"
+        [ "$method" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
+        learn "$name/policy" "${sampled}_best $before" train "$per_update" "$policy" \
+            --target_addr "$OUT/${sampled}_best.json" "${pairs[@]}"
+        validate "$name" "$method"
         policy=$OUT/$name/policy/last before=$name/policy
     done
-    select_round "$folder"
+    select_round "$folder" "$ROUNDS"
 }
 
-vac() { # a feedback model, which sees the narrative, and the policy are trained by turns
-    local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name models=() scores=() waits=()
+vac() { # train a feedback model, which sees the narrative, and the policy in turns
+    local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name
     local method=(baselines.py --method vac --show_fields narrative --set feedback=feedback)
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round
-        sample "$name/samples" "$before" "$N" "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
-        choose "$name/samples" --worst_addr "$OUT/$name/samples_worst.json"
-        learn "$name/feedback" "$name/samples_best $before" "$feedback" --prompt feedback --target_addr "$OUT/$name/samples_best.json"
+        sample "$name/samples" "$before" train "$LIMIT" "$N" "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
+        choose "$name/samples" train "$STRATEGY" --worst_addr "$OUT/$name/samples_worst.json"
+        learn "$name/feedback" "$name/samples_best $before" train "$per_update" "$feedback" --prompt feedback \
+            --target_addr "$OUT/$name/samples_best.json"
         feedback=$OUT/$name/feedback/last
-        sample "$name/revisions" "$name/feedback $before" 1 "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
-        learn "$name/policy" "$name/revisions $before" "$policy" --target_addr "$OUT/$name/revisions.json"
+        sample "$name/revisions" "$name/feedback $before" train "$LIMIT" 1 "${method[@]}" --model_addr "$policy" \
+            --model feedback="$feedback"
+        learn "$name/policy" "$name/revisions $before" train "$per_update" "$policy" --target_addr "$OUT/$name/revisions.json"
         validate "$name" vac
         policy=$OUT/$name/policy/last before="$name/policy $name/feedback"
     done
-    select_round "$folder"
+    select_round "$folder" "$ROUNDS"
 }
 
 grasp() { # distill a teacher that sees the rubric, on questions that it answers well
-    local name=${model##*/}/train/$category/grasp/round_1 models=() scores=() waits=()
-    sample "$name/teacher" "" 1 baselines.py --method teacher --show_fields rubric_aspects --model_addr "$model" \
-        --temperature 0.1 --max_tokens 1024
-    choose "$name/teacher" --min_score "${TAU-0.6}"
-    learn "$name/policy" "$name/teacher_best" "$model" --objective distill --target_addr "$OUT/$name/teacher_best.json"
+    local folder=${model##*/}/train/$category/grasp name
+    name=$folder/round_1
+    sample "$name/teacher" "" train "$LIMIT" 1 baselines.py --method teacher --show_fields rubric_aspects \
+        --model_addr "$model" --temperature 0.1 --max_tokens 1024
+    choose "$name/teacher" train "$STRATEGY" --min_score "${TAU-0.6}"
+    learn "$name/policy" "$name/teacher_best" train "$per_update" "$model" --objective distill \
+        --target_addr "$OUT/$name/teacher_best.json"
     validate "$name" grasp
-    select_round "${name%/round_1}"
+    select_round "$folder" 1
 }
 
 pr2() { # the policy decides what to search; the first sample of each question answers without a search
-    local sampling=(--set bare=first --temperature 1 --top_p 0.95) learning=(--advantage pr2)
-    reinforce pr2 "$model"
+    reinforce pr2 "$model" "" "--set bare=first --temperature 1 --top_p 0.95" "--advantage pr2"
 }
 
-iap() { # the policy writes the intent before the answer, and is to answer otherwise than the untrained model
-    local sampling=(--temperature 0.8 --top_p 0.95 --max_tokens 1024) learning=(--kl 0.01)
-    local reward=(--contrast -0.1 --length_weight -0.01 --length_note intent --length_over 200)
-    reinforce iap "$model"
+iap() { # the policy writes the intent before the answer, and learns to answer differently than the untrained model
+    reinforce iap "$model" "" "--temperature 0.8 --top_p 0.95 --max_tokens 1024" "--kl 0.01" \
+        "--contrast -0.1 --length_weight -0.01 --length_note intent --length_over 200"
 }
 
-combine() { # ROUND'S FOLDER: rewards of the scores and the terms in `reward` take the place of the verdicts
-    local waits="$1/samples $1/samples_scores" terms=("${reward[@]}")
-    if [[ " ${reward[*]} " == *" --contrast "* ]]; then # with the untrained model's answers
-        sample "$1/plain" "" 1 baselines.py --rag --model_addr "$model"
-        waits="$1/plain $waits" terms+=(--contrast_addr "$OUT/$1/plain.json")
-    fi
-    draw "$1/samples_rewards" "$waits" python utils/combine_scores.py \
-        --response_addr "$OUT/$1/samples.json" --score_addr "$OUT/$1/samples_scores.json" \
-        --output_addr "$OUT/$1/samples_rewards.json" "${terms[@]}"
+planner_rl() { # the planner learns from the scores of the answers; the generator does not change
+    train
+    reinforce planner_rl "$OUT/planner/$category/best" "planner/$category" "--temperature 1" "--role planner" "" \
+        samples.json.plans.json
 }
 
-planner_rl() { # the planner learns from the scores of the answers; the generator stays as it is
-    local sampling=(--temperature 1) learning=(--role planner) calls=samples.json.plans.json
-    train_once
-    reinforce planner_rl "$OUT/planner/$category/best" "planner/$category"
-}
-
-own_rl() { # NAME_rl: the model of one role of a method of one's own learns
-    local sampling=(--temperature 1) learning=(--role "$role") reward=(${REWARD-})
-    reinforce "$1" "$model"
-}
-
-# reinforce METHOD POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS each, a table of them, and a link to the best one. The
-# caller sets `sampling` and `learning`, flags of the two commands, and perhaps `reward` and `calls`.
+# reinforce METHOD POLICY "WAITS" "SAMPLING" "LEARNING" ["REWARD" [CALLS]]: rounds of GRPO on $QUESTIONS each, a table of
+# the rounds, and a link to the best policy. SAMPLING and LEARNING are flags of the commands that sample and train. REWARD
+# is flags of utils/combine_scores.py; without it, the judge's scores are the rewards. The policy learns from the calls in
+# the trace beside the file CALLS (samples.json).
 reinforce() {
-    local folder=${model##*/}/train/$category/$1 policy=$2 before=${3-} round name flags by models=() scores=() waits=()
-    local LIMIT=$QUESTIONS per_update=64 from judged rounds=() made=()
+    local method=$1 policy=$2 before=$3 sampling=$4 learning=$5 reward=${6-} calls=${7-samples.json}
+    local folder=${model##*/}/train/$category/$1 round name split judged rounds=() waits=()
     for ((round = 1; round <= ROUNDS; round++)); do
-        name=$folder/round_$round from=train_round_$round
-        [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
+        name=$folder/round_$round split=train_round_$round judged=$folder/round_$round/samples_scores
+        [ -n "${jobs[ranked/${category}_$split]-}" ] || draw "ranked/${category}_$split" "ranked/${category}_train" \
             python utils/draw_questions.py --input_dataset_addr "$OUT/ranked/${category}_train.json" \
-            --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$from.json"
-        answering "$1" "$policy"
-        sample "$name/samples" "$before" "$N" "${flags[@]}" --model_addr "$by" --trace "${sampling[@]}"
-        judge_samples "$name/samples"
-        judged=$name/samples_scores
-        [ -z "${reward[*]}" ] || { combine "$name" && judged=$name/samples_rewards; }
-        learn "$name/policy" "$name/samples $judged $before" "$policy" --objective grpo \
+            --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$split.json"
+        answering "$method" "$policy"
+        sample "$name/samples" "$before" "$split" "$QUESTIONS" "$N" "${flags[@]}" --model_addr "$by" --trace $sampling
+        judge_samples "$name/samples" "$split" "$STRATEGY"
+        [ -z "$reward" ] || { combine "$name" "$split" "$reward" && judged=$name/samples_rewards; }
+        learn "$name/policy" "$name/samples $judged $before" "$split" 64 "$policy" --objective grpo \
             --trace_addr "$OUT/$name/$calls.trace.jsonl" --response_addr "$OUT/$name/samples.json" \
-            --score_addr "$OUT/$judged.json" "${learning[@]}"
-        validate "$name" "$1"
-        rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$judged.json" "$OUT/$name/policy/last" "${scores[-1]}")
-        made+=("$name/samples" "$judged" "$name/policy")
+            --score_addr "$OUT/$judged.json" $learning
+        validate "$name" "$method"
+        rounds+=(--round_files "$OUT/$name/samples.json" "$OUT/$judged.json" "$OUT/$name/policy/last"
+            "$OUT/$name/validation_scores.json")
+        waits+=("$name/samples" "$judged" "$name/policy" "$name/validation_scores")
         policy=$OUT/$name/policy/last before=$name/policy
     done
-    draw "$folder/rounds" "${waits[*]} ${made[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
-    select_round "$folder"
+    draw "$folder/rounds" "${waits[*]}" python utils/rounds_table.py --output_addr "$OUT/$folder/rounds.md" "${rounds[@]}"
+    select_round "$folder" "$ROUNDS"
 }
 
-rubric_best() { # the upper bound: the best of N answers to the test questions by the judge and metric of the table
-    local from=$SPLIT LIMIT='' STRATEGY=aspect name
+combine() { # FOLDER SPLIT "REWARD": make the rewards of a round, which is in this folder, from its scores and these flags
+    local round=$1 split=$2 reward=$3 waits="$1/samples $1/samples_scores" plain=()
+    if [[ " $reward " == *" --contrast "* ]]; then # compare with the untrained model's answers
+        sample "$round/plain" "" "$split" "$QUESTIONS" 1 baselines.py --rag --model_addr "$model"
+        waits="$round/plain $waits" plain=(--contrast_addr "$OUT/$round/plain.json")
+    fi
+    draw "$round/samples_rewards" "$waits" python utils/combine_scores.py \
+        --response_addr "$OUT/$round/samples.json" --score_addr "$OUT/$round/samples_scores.json" \
+        --output_addr "$OUT/$round/samples_rewards.json" $reward "${plain[@]}"
+}
+
+rubric_best() { # the upper bound: the best of N answers to the test questions, by the judge and metric of the table
+    local name
     name=$(answer_name "$category" rubric 10 0)
-    sample "$name" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
-    choose "$name"
+    sample "$name" "" "$SPLIT" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
+    choose "$name" "$SPLIT" aspect
     answers+=("${name}_best")
 }

@@ -2,7 +2,7 @@
 # The paper's Figure 3, with Qwen2.5 7B: the planner's plans, and the rubric's own titles for plans.
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
-SEEDS=${SEEDS%% *} # a figure shows one
+SEEDS=${SEEDS%% *} # a figure shows only one seed
 
 for category in $CATEGORIES; do
     rank "$SPLIT"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The paper's Figure 4, with Qwen2.5 7B: what judges of four sizes score, and how often they agree with people.
-# HUMANS is a file of people's choices (utils/compare_evaluators.py --help has its form; `first` is PlanPers, `second`
-# RAG). Without it the score files and tables are made, and no figure.
+# HUMANS is a file with people's choices, in the form that utils/compare_evaluators.py --help describes (`first` is
+# PlanPers, `second` is RAG). Without this file, the study makes score files and tables, but no figure.
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
 JUDGES=${JUDGES-Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-3B-Instruct Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
-SEEDS=${SEEDS%% *} # a figure shows one
+SEEDS=${SEEDS%% *} # a figure shows only one seed
 
 for category in $CATEGORIES; do
     rank "$SPLIT"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The tables of LaMP's paper (arXiv 2304.11406) in its user-based and its time-based setting, with a model as it is:
-# without a profile, and with k items from it, by four rankers. Beside them what the paper prints for another model.
+# The tables of LaMP's paper (arXiv 2304.11406) in its user-based and its time-based setting, with a model that is not
+# fine-tuned: without a profile, and with k items from it, by four rankers. The paper's numbers, which are those of another
+# model, are shown too.
 # LaMP-6 is made from the licensed Avocado corpus: leave it out of TASKS if you don't have it.
 #
 #   MODELS=my/model TASKS="LaMP-3 LaMP-4" SETTINGS=user bash utils/studies/lamp.sh
 STUDY=${STUDY-lamp} OUT=${OUT-output/lamp}
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct}
-OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
+OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # models of an API, and the file with its key (else OPENAI_API_KEY)
 POSTS=${POSTS-1 4} METHODS=${METHODS-none rag}
 PAPER=${PAPER-FlanT5-base}
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository

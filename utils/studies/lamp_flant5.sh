@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # LaMP's own tables (arXiv 2304.11406) in its user-based and its time-based setting, with its own systems: FlanT5-base,
-# fine-tuned on each task with such inputs as it is then asked. Without a profile, with one item by four rankers, with
-# several in the prompt (IPA), and with 16 fused in the decoder (FiD). Beside them what the paper prints.
-# The paper's IPA takes the best number of items for each task. Here IPA_POSTS is the same for all tasks: give it several
-# numbers, as "2 4 8 12 16", for a row each. $SPLIT chooses each checkpoint, so its scores are optimistic, which the table
-# says. LaMP withholds the answers to its test sets; utils/export_predictions.py writes the files for its leaderboard.
+# fine-tuned on each task with inputs of the same form. It answers without a profile, with one item by four rankers, with
+# several items in the prompt (IPA), and with 16 fused in the decoder (FiD). The paper's numbers are shown too.
+# The paper's IPA takes the best number of items for each task. Here IPA_POSTS is the same for all tasks: several
+# numbers, such as "2 4 8 12 16", make a row each. $SPLIT chooses each checkpoint, so its scores are optimistic, and the table
+# says so. LaMP withholds the answers to its test sets; utils/export_predictions.py writes the files for its leaderboard.
 # LaMP-6 is made from the licensed Avocado corpus: leave it out of TASKS if you don't have it.
 #
 #   $OUT/generator/<setting>/<task>/<method>/best
@@ -35,15 +35,15 @@ fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train on and answer ranked 
 
 baselines=("No personalization" "Random, non-personalized")
 for ranker in $RANKERS; do baselines+=("${titles[$ranker]}, k = 1"); done
-form=(--prompts_dir prompts/lamp_flant5) # LaMP's own form of the input
+form=(--prompts_dir prompts/lamp_flant5) # the input has the form that LaMP's paper gives it
 for setting in $SETTINGS; do
     begin_table
     for task in $TASKS; do
         begin_task -official
-        training 64 16 # questions per update, at a time
+        training 64 16 # 64 questions per update, at most 16 at a time
         for split in train "$SPLIT"; do
             for ranker in $RANKERS; do rank "$split" "$ranker"; done
-            [[ " $RANKERS " == *" contriever "* ]] || rank "$split" contriever # which IPA and FiD read
+            [[ " $RANKERS " == *" contriever "* ]] || rank "$split" contriever # IPA and FiD read this ranking
             rank "$split" random --random_profile
         done
         fine_tuned "No personalization" none 0 ""

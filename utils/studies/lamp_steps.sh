@@ -1,21 +1,21 @@
-# shellcheck shell=bash disable=SC2034,SC2086,SC2154,SC2206 # lists are words; studies and functions share variables
+# shellcheck shell=bash disable=SC2034,SC2086,SC2154,SC2206 # lists are split into words; files share variables
 # The steps of LaMP's and LongLaMP's studies, and their variables. A study loops over $model, $setting and $task.
-#
+# They make these files:
 #   $OUT/ranked/<task>_<setting>_<split>_by_<ranker>.json
-#   $OUT/<model>/<setting>_<split>/<task>/<method>.json and <method>_scores_<metric>.json: 4 items in the prompt add _k4 to
-#   the method, another seed than 0 _seed1
+#   $OUT/<model>/<setting>_<split>/<task>/<method>.json and <method>_scores_<metric>.json: the method
+#   ends in _k4 if the prompt has 4 items, and in _seed1 if the seed is 1 instead of 0
 #   $OUT/<model>/<setting>_<split>/<study>.md
 DATA=${DATA-data}
 TASKS=${TASKS-LaMP-1 LaMP-2 LaMP-3 LaMP-4 LaMP-5 LaMP-6 LaMP-7}
 SETTINGS=${SETTINGS-user time}
 SPLIT=${SPLIT-dev} # the right answers to LaMP's test sets are withheld
-ENCODER=${ENCODER-facebook/contriever} # LaMP's own
+ENCODER=${ENCODER-facebook/contriever} # as in LaMP's paper
 RANKERS=${RANKERS-random bm25-okapi contriever recency} SEEDS=${SEEDS-0}
 source utils/studies/steps.sh
 declare -A titles=([random]="Random" [bm25]="BM25 (Lucene)" [bm25-okapi]="BM25" [contriever]="Contriever"
-    [recency]="Recency" [hybrid]="Contriever and recency") # of rankers
+    [recency]="Recency" [hybrid]="Contriever and recency") # names of rankers in tables
 
-rank() { # SPLIT RANKER FLAGS...: of $task and $setting; with --random_profile as _random_by_<ranker>
+rank() { # SPLIT RANKER FLAGS...: rank a split of $task and $setting; --random_profile adds _random to its name
     local data=${task}_${setting}_$1 name flags=() gpus=0
     name=ranked/$data$([[ " $* " != *" --random_profile "* ]] || echo _random)_by_$2
     case $2 in
@@ -26,12 +26,12 @@ rank() { # SPLIT RANKER FLAGS...: of $task and $setting; with --random_profile a
         --input_dataset_addr "$DATA/$data.json" --output_dataset_addr "$OUT/$name.json"
 }
 
-begin_table() { # of $model and $setting
+begin_table() { # begin the table of $model and $setting
     folder=${model##*/}/${setting}_$SPLIT rows=() scored=()
     declare -gA files=()
 }
 
-begin_task() { # [-official]: how its scores are computed
+begin_task() { # [-official]: begin $task, with its metrics or their -official variants
     answers=()
     case $task in
         LaMP-1 | LaMP-2) metrics="accuracy$1 f1$1" ;;
@@ -41,7 +41,7 @@ begin_task() { # [-official]: how its scores are computed
     esac
 }
 
-answer() { # TITLE STEM "NAMES" MODEL FLAGS...: an output for each seed; GPUS says how many GPUs each takes
+answer() { # TITLE STEM "NAMES" MODEL FLAGS...: make an output for each seed, on GPUS GPUs
     local seed title name metric
     for seed in $SEEDS; do
         title=$1 name=$folder/$task/$2
@@ -55,7 +55,7 @@ answer() { # TITLE STEM "NAMES" MODEL FLAGS...: an output for each seed; GPUS sa
     done
 }
 
-score() { # all `answers` to $task, by each of its metrics
+score() { # score all `answers` to $task by each of its metrics
     local metric name
     for metric in $metrics; do
         name=$folder/$task/scores_$metric
@@ -67,7 +67,7 @@ score() { # all `answers` to $task, by each of its metrics
     done
 }
 
-table() { # STUDY "TITLE" ...: the table of all tasks; these rows are what the others are compared with
+table() { # STUDY "TITLE" ...: make the table of all tasks; the rows with these titles are the baselines
     local systems=() baselines=() row title
     for row in "${rows[@]}"; do
         systems+=(--system "$row" ${files[$row]})
@@ -75,7 +75,7 @@ table() { # STUDY "TITLE" ...: the table of all tasks; these rows are what the o
             [ "${row%, seed *}" != "$title" ] || baselines+=("$row")
         done
     done
-    ((${#baselines[@]} < ${#rows[@]})) || baselines=() # nothing else to test
+    ((${#baselines[@]} < ${#rows[@]})) || baselines=() # no other row is left to compare
     draw "$folder/$1" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$folder/$1.md" "${systems[@]}" \
         ${baselines:+--baseline "${baselines[@]}"} ${PAPER:+--paper "$PAPER" --paper_table "$setting"}
 }

@@ -1,15 +1,16 @@
-# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154,SC2206,SC2207 # lists are words; studies and functions share variables
+# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154,SC2206,SC2207 # lists are split into words; files share variables
 # The steps of LaMP-QA's studies, and their variables with the paper's values. A study loops over $category and $model.
 #
-#   $OUT/ranked/<category>_<split>.json, and _random.json with another user's profile
+# They make these files:
+#   $OUT/ranked/<category>_<split>.json, and <category>_<split>_random.json with other users' profiles
 #   $OUT/planner/<category>/best
-#   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: another number of posts than 10 adds _k4 to the
-#   method, another seed than 0 _seed1, another judge than the paper's _<judge> to the scores
+#   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: the method ends in _k4 if 4 posts are used
+#   instead of 10, and in _seed1 if the seed is 1 instead of 0; the scores end in _<judge> for a judge that is not the paper's
 #   $OUT/<model>/<split>/<study>.md, or .png and .pdf
 DATA=${DATA-data} OUT=${OUT-output/lampqa} SPLIT=${SPLIT-test}
 CATEGORIES=${CATEGORIES-Art_and_Entertainment Lifestyle_and_Personal_Development Society_and_Culture}
 MODELS=${MODELS-google/gemma-2-9b-it Qwen/Qwen2.5-7B-Instruct}
-OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # behind an API; the file of its key (default: OPENAI_API_KEY)
+OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # models of an API, and the file with its key (else OPENAI_API_KEY)
 PLANNER_BASE=${PLANNER_BASE-Qwen/Qwen2.5-7B-Instruct}
 ENCODER=${ENCODER-facebook/contriever-msmarco}
 PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
@@ -20,24 +21,25 @@ answers=() scored=() systems=() baselines=() spread=()
 declare -A titles=([none]="No personalization" [rag_random]="RAG (random profile)" [rag]="RAG (asker's profile)"
     [planpers]=PlanPers [planpers_gold]="PlanPers, gold plans" [best_of_n]="Best of 8 by a blind judge"
     [pathways]="Pathways of Thoughts" [search_then_answer]="PR2, untrained" [intent]="IAP, untrained")
-known="none rag_random rag planpers planpers_gold best_of_n pathways search_then_answer intent" # names of METHODS
-role=generator # of a method of one's own, whose model rl.sh trains
-trained="offline_rl dpo vac grasp pr2 iap planner_rl" # further ones, in the studies that train (beyond_steps.sh)
+known="none rag_random rag planpers planpers_gold best_of_n pathways search_then_answer intent" # what METHODS may name
+role=generator # the role, in a method of one's own, whose model rl.sh trains
+trained="offline_rl dpo vac grasp pr2 iap planner_rl" # what METHODS may name in studies that train (beyond_steps.sh)
 
-rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
+rank() { # NAME ["NAMES" FLAGS...]: rank the profiles of a split; NAME is the split, or the split followed by _random
     [ -z "${jobs[ranked/${category}_$1]-}" ] || return 0
     step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${@:3}" \
         --input_dataset_addr "$DATA/${category}_${1%_random}.json" \
         --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
 }
 
-rank_with_random_profile() { # also the control
+rank_with_random_profile() { # rank the test set's own profiles, and as a control those of other users
     rank "$SPLIT"
     rank "${SPLIT}_random" "" --random_profile --seed 0
 }
 
-train() { # the planner of a category, with what it reads; $SPLIT is ranked already
+train() { # rank the splits that the planner of a category reads, and train it; $SPLIT is ranked already
     local split ranked=ranked/$category
+    [ -z "${jobs[planner/$category]-}" ] || return 0
     for split in train validation; do
         [ "$split" = "$SPLIT" ] || rank "$split"
     done
@@ -47,7 +49,7 @@ train() { # the planner of a category, with what it reads; $SPLIT is ranked alre
         --validation_addr "$OUT/${ranked}_validation.json" --output_dir "$OUT/planner/$category" "${batch[@]}" ${TRAIN_FLAGS-}
 }
 
-answer() { # METHOD [POSTS]: an output for each seed
+answer() { # METHOD [POSTS]: make an output for each seed
     local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category by=$model waits flags seed name policy
     access "$model"
     case $1 in
@@ -84,31 +86,31 @@ answer() { # METHOD [POSTS]: an output for each seed
     done
 }
 
-answering() { # METHOD POLICY: sets `flags` and the model `by` which a policy that beyond_steps.sh trains answers
+answering() { # METHOD POLICY: set `flags` and the model `by`, for answers by a policy that beyond_steps.sh trained
     flags=(baselines.py --rag) by=$2
     case $1 in
         pr2) flags=(baselines.py --method search_then_answer) ;;
         iap) flags=(baselines.py --method intent) ;;
-        planner_rl) flags=(planpers.py --rag --planner_model "$2") by=$model ;; # the generator stays as it is
+        planner_rl) flags=(planpers.py --rag --planner_model "$2") by=$model ;; # the generator is not trained
         *_rl) [ -z "${own[${1%_rl}]-}" ] || own_method "${own[${1%_rl}]}" "$2" ;; # rl.sh
     esac
 }
 
-own_method() { # FILE POLICY: sets `flags` and `by` for a method of one's own, with the model POLICY in its $role
+own_method() { # FILE POLICY: set `flags` and `by` for a method of one's own; its $role has the model POLICY
     flags=(baselines.py --method "$1" ${METHOD_FLAGS-}) by=$2
     if [ "$role" != generator ]; then
         flags+=(--model "$role=$2") by=$model
     fi
 }
 
-answer_name() { # CATEGORY METHOD POSTS SEED: without $OUT and .json
+answer_name() { # CATEGORY METHOD POSTS SEED: print the name of an output, without $OUT and .json
     local stem=$2
     [ "$3" = 10 ] || stem+=_k$3
     [ "$4" = 0 ] || stem+=_seed$4
     echo "${model##*/}/$SPLIT/$1/$stem"
 }
 
-judge() { # all `answers` to a category, in one load of $JUDGE
+judge() { # judge all `answers` to a category, while loading $JUDGE only once
     local name
     name=scores/${category}_$SPLIT$(judge_suffix)
     engine ${JUDGE_FLAGS-}
@@ -123,14 +125,14 @@ judge_suffix() {
     [ "${JUDGE##*/}" = "${PAPER_JUDGE##*/}" ] || echo "_${JUDGE##*/}"
 }
 
-score_files() { # METHOD POSTS SEED: of $model, one for each category
+score_files() { # METHOD POSTS SEED: print the score files of $model, one for each category
     local name
     for name in $CATEGORIES; do
         echo "$OUT/$(answer_name "$name" "$@")_scores$(judge_suffix).json"
     done
 }
 
-row() { # TITLE METHOD: of $model in a table; with several seeds a row for each, and one for their spread
+row() { # TITLE METHOD: add a row for $model to the table; several seeds get a row each, and one for their spread
     local seed title titles=()
     for seed in $SEEDS; do
         title=$1

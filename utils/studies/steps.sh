@@ -2,13 +2,13 @@
 # The functions of all studies. A study sets its variables and sources this file, from the root of the repository.
 #
 #   step NAME "NAMES IT WAITS FOR" COMMAND...   run a command, and end the study if it fails
-#   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a table or a figure, which needs no GPU
+#   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a command that needs no GPU, such as one that makes a table
 #
 # A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
-# resumes it. From the environment:
-#   DRY_RUN=1                   run each command with --dry_run, unless what it reads is still to be made; continue if it
-#                               finds a mistake, and end with the sum of what was counted
-#   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
+# resumes it. The environment may have these variables:
+#   DRY_RUN=1                   run each command with --dry_run, unless its inputs are not made yet; continue if it finds a
+#                               mistake, and print the sum of all counts at the end
+#   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; SBATCH has sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
 #   METHOD_FLAGS                further flags of methods of one's own (METHODS="none mine.py")
@@ -18,10 +18,10 @@ GPUS=${GPUS:-1} OUT=${OUT%/}
 [[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: give a folder without spaces and %" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
 declare -A own=()  # the file of each method of one's own, by name
-tables=()          # files that the study ends with
+tables=()          # files that the study prints at its end
 declare -A makers=() # in a dry run, the step that makes each file or folder
 makes='--output_dataset_addr --output_dir --link_addr --output_addr --worst_addr --score_addr'
-mistakes=0 waiting=0 counted='' # steps that a dry run does not count, and the file of what the others print
+mistakes=0 waiting=0 counted='' # of a dry run: whether it found a mistake, steps not counted, file of what others print
 [ -z "${DRY_RUN-}" ] || counted=$(mktemp)
 trap finish EXIT
 
@@ -36,7 +36,7 @@ finish() {
     exit "$code"
 }
 
-sum_up() { # the totals of utils/runs/driver.py
+sum_up() { # add up the totals that utils/runs/driver.py prints
     LC_ALL=C awk -v waiting="$waiting" '
         /^total: / {
             is_open += /at least/
@@ -80,7 +80,7 @@ step() {
     fi
 }
 
-count() { # NAME COMMAND...: its dry run, if it has one, unless files are missing that another step makes
+count() { # NAME COMMAND...: make a dry run, if the command has one and no file is missing that another step makes
     local name=$1 word flag='' made maker code=0 missing=''
     shift
     for word in "$@"; do
@@ -89,7 +89,7 @@ count() { # NAME COMMAND...: its dry run, if it has one, unless files are missin
         [ "$flag" != --model ] || word=${word#*=} # NAME=PATH
         made=${word%.trace.jsonl} made=${made%.plans.json}
         [[ ${made##*/} != @(best|last) ]] || made=${made%/*} # in the folder that a step makes
-        [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # later steps may read it behind the same flag
+        [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # noted once: later steps may read it with the same flag
         maker=${makers[$made]-$name}
         if [ "$maker" != "$name" ] && [ ! -e "$word" ] && [[ "$missing," != *" $maker,"* ]]; then
             missing+="${missing:+,} $maker"
@@ -106,21 +106,21 @@ count() { # NAME COMMAND...: its dry run, if it has one, unless files are missin
     fi
 }
 
-draw() { # its script has no --dry_run
+draw() { # like `step`, for a script without --dry_run
     case $4 in
         utils/make_table.py | utils/rounds_table.py) tables+=("$6") ;; # their --output_addr
     esac
     GPUS=0 IS_DRAWN=1 step "$@"
 }
 
-words() { # COMMAND...: as it can be pasted, without the password of an address and the keys in its query
+words() { # COMMAND...: print it in a form that can be pasted, without the passwords and keys in its addresses
     local text
     text=$(printf '%q ' "$@")
     sed -E -e 's#://[^/?\# ]*@#://#g' \
         -e 's#([?&][^=& ]*(key|token|secret|pass|sig|auth|code)[^=& ]*=)([^ &\]|\\[^&])*#\1***#gI' <<<"${text% }"
 }
 
-submit() { # NAME "NAMES" COMMAND...
+submit() { # NAME "NAMES" COMMAND...: submit a job, or in a dry run print how
     local name=$1 after='' one printed options command
     for one in $2; do after+=:${jobs[$one]}; done
     shift 2
@@ -143,7 +143,7 @@ submit() { # NAME "NAMES" COMMAND...
     fi
 }
 
-# check_models: MODELS and OPENAI_MODELS name one or more; a slash at the end goes, since a name's last part is its folder
+# check_models: check that there is a model, and remove a slash at the end of a name, whose last part names a folder
 check_models() {
     local here behind
     # shellcheck disable=SC2206 # names are words
@@ -152,7 +152,7 @@ check_models() {
     [ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
 }
 
-# name_methods "NAMES": sets `methods`, the names of METHODS, which are some of these or files of one's own, and `own`
+# name_methods "NAMES": set `methods`, the names of METHODS (some of NAMES, or files of one's own), and the files, `own`
 name_methods() {
     local method name
     methods=()
@@ -176,7 +176,7 @@ name_methods() {
     [ -n "${methods[*]-}" ] || { echo "error: METHODS is empty; give some of: $1" >&2 && exit 2; }
 }
 
-# answer_flags FLAGS: prints them, without prices if the model of `access` is a local one, which refuses them
+# answer_flags FLAGS: print them, without prices if the model of `access` is local, because its scripts refuse prices
 answer_flags() {
     if [ -n "${api[*]-}" ]; then
         echo "$*"
@@ -185,14 +185,14 @@ answer_flags() {
     fi
 }
 
-# access MODEL: sets `api`, the flags of a model behind an API, and what `engine` sets for them
+# access MODEL: set `api`, the flags of a model behind an API (none if it is local), and call `engine` with them
 access() {
     api=()
     [[ " $OPENAI_MODELS " != *" $1 "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
     engine "${api[@]}"
 }
 
-# engine FLAGS...: sets `engine`, the flags that put a model on all GPUs, and `gpus`, how many its step takes
+# engine FLAGS...: set `engine`, the flags that put a model on all GPUs, and `gpus`, the number that its step needs
 engine() {
     engine=() gpus=$GPUS
     if [[ " $* " == *" --openai "* ]]; then
@@ -202,8 +202,8 @@ engine() {
     fi
 }
 
-# training STEP SIZE: sets `training`, which starts one that learns from STEP questions per update, and `batch`, the flags
-# that share them among the GPUs, at most SIZE at a time
+# training STEP SIZE: set `training`, the words that start a training, and `batch`, the flags with which its GPUs share the
+# STEP questions of each update, at most SIZE at a time
 training() {
     local share=$(($1 / (GPUS > 1 ? GPUS : 1))) size
     size=$(($2 < share ? $2 : share))
