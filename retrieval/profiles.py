@@ -19,7 +19,7 @@ WITH_DATES = ("recency", "hybrid")  # rankers that use items' dates
 
 
 class Source:
-    """The questions to rank; with --random_profile, each has another user's profile.
+    """The questions to rank; with --other_profile, each has another user's profile.
 
     They stay on disk, because a file may be larger than the memory.
 
@@ -31,7 +31,7 @@ class Source:
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError if it is invalid, or --random_profile cannot swap its profiles."""
+        """Check the dataset; UserError if it is invalid, or --other_profile cannot swap its profiles."""
         from retrieval.rankers import has_other_words
 
         path = args.input_dataset_addr
@@ -48,34 +48,49 @@ class Source:
             if "profile_owner" in record:
                 swapped.append(record["id"])
         self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
-        if args.random_profile:
+        flag = f"--other_profile {args.other_profile}"
+        if args.other_profile:
             if self.dataset.task.history is not None:
                 raise UserError(
-                    f"{path}: --random_profile: {self.dataset.task.name}'s questions share histories, so another "
-                    "question's history may be the same user's; leave out --random_profile"
+                    f"{path}: {flag}: {self.dataset.task.name}'s questions share histories, so another question's "
+                    f"history may be the same user's; leave out --other_profile"
                 )
             if len(sizes) < 2:
-                raise UserError(f"{path}: holds only one question; --random_profile needs another user's profile")
+                raise UserError(f"{path}: holds only one question; {flag} needs another user's profile")
             if swapped:
                 raise UserError(
                     f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is already another user's\n"
-                    "  use --random_profile with the original dataset"
+                    f"  use {flag} with the original dataset"
                 )
             if len(set(users)) < 2:
                 questions = counted(len(users), "question")
                 same = f"field {self.dataset.task.user_field!r} is always {users[0][1]!r} ({questions})"
-                raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
+                raise UserError(f"{path}: {same}; {flag} needs another user's profile")
+        if args.other_profile == "random":
             self._owners = draw_owners(users, args.seed)
+        self._drops_later = args.other_profile == "similar"
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
+    def give(self, number: int, owner: int) -> None:
+        """Give a question the profile of another question."""
+        self._owners[number] = owner
+        profile = self.read(number)["profile"]
+        self.sizes[number] = len(profile)
+        self.undated[number] = dates_of(self.dataset.task, {"profile": profile}).count(None)
+
     def read(self, number: int) -> Record:
+        """Return a question with the profile that it gets; with --other_profile similar, without its later posts."""
         record, owner = self._read(number), self._owners[number]
         if owner == number:
             return record
         other = self._read(owner)
-        return {**record, "profile": other["profile"], "profile_owner": other["id"]}
+        profile = other["profile"]
+        if self._drops_later and (latest := latest_date(self.dataset.task, record)) is not None:
+            dated = zip(profile, dates_of(self.dataset.task, other), strict=True)
+            profile = [item for item, date in dated if date is None or date <= latest]
+        return {**record, "profile": profile, "profile_owner": other["id"]}
 
     def _read(self, number: int) -> Record:
         return with_unit(self.dataset[number], self._unit, self.dataset.path)
@@ -141,6 +156,11 @@ def random_cycle(size: int, seed: int) -> list[int]:
 def texts_of(task: Task, record: Record) -> list[str]:
     """Return the texts to compare: the question, then its profile's items in file order."""
     return [task.query(record), *map(task.item_text, record["profile"])]
+
+
+def latest_date(task: Task, record: Record) -> "Date | None":
+    """Return the latest date in a profile, None if no item has one."""
+    return max(filter(None, dates_of(task, record)), default=None)
 
 
 def dates_of(task: Task, record: Record) -> "list[Date | None]":

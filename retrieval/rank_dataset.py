@@ -3,10 +3,12 @@
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_ranked.json \\
       --model_name "facebook/contriever-msmarco"
 
-The paper's "random profile" control ranks another user's posts:
+Controls rank another user's posts: the paper's "random profile", or the most similar one:
 
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_random_ranked.json \\
-      --random_profile --seed 0
+      --other_profile random --seed 0
+  python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_similar_ranked.json \\
+      --other_profile similar --seed 0
 
 --ranker recency puts the latest items first, by their dates if the benchmark has any. Items of the same date are in
 reversed file order; items without a readable date come last and are counted. --ranker hybrid alternates between the
@@ -51,7 +53,7 @@ from utils.base.cli import (
 from utils.base.errors import UserError, counted, named, run_script
 from utils.base.made import Key, MadeFile
 from utils.base.manifest import file_hash, noted_settings, read_manifest
-from utils.base.progress import announce_file
+from utils.base.progress import Progress, announce_file
 from utils.benchmarks.checks import Record
 from utils.benchmarks.personamem.contexts import UNITS, reordered
 from utils.benchmarks.task import Task
@@ -63,9 +65,12 @@ from utils.models.model_folder import ModelFolder
 
 if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
+    from retrieval.encoder import Encoder
     from retrieval.pooling import Pooling
+    from retrieval.similar import Rows
 
 SCRIPT = "retrieval/rank_dataset.py"
+SIMILAR = ("dense", "bm25")  # rankers that can choose profiles
 
 
 def build_parser() -> FlagParser:
@@ -83,8 +88,9 @@ def build_parser() -> FlagParser:
     add("--use_date", action=argparse.BooleanOptionalAction,
         help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
         "it is LaMP's time-based split)")
-    add("--random_profile", action="store_true",
-        help="give every question another user's profile, then rank it: the paper's control (off)")
+    add("--other_profile", choices=["random", "similar"],
+        help="give every question another user's profile, then rank it. random: the paper's control; similar: the one "
+        "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
     add("--unit", choices=UNITS,
         help="rank a history by message or by session (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
@@ -142,6 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     set_up_logging(args.log_level)
     set_up_allocator()
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
+    if args.other_profile == "similar" and args.ranker not in SIMILAR:
+        raise UserError(f"--other_profile similar: needs --ranker {' or '.join(SIMILAR)}, which compares texts")
     output, source = Path(args.output_dataset_addr), Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
@@ -168,6 +176,9 @@ def main(argv: list[str] | None = None) -> int:
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
+        if args.other_profile == "similar":  # only now are the profiles known
+            counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
+            counts = {name: count for name, count in counts.items() if name != "texts_kept" or kept}
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.finish(ranked.content(), device, counts=counts)
@@ -191,15 +202,20 @@ def order_all(
     If embeddings are to be kept (`kept`), all profiles are embedded, even those with an order in the store. The numbers
     of embedded and kept texts are added to `counts`.
     """
-    for key in ranked.keys:
+    number_of = {question_id: number for number, question_id in enumerate(source.dataset.ids)}
+    for number, key in enumerate(ranked.keys):
         stored = store.get(id_hash(*key))
+        if stored is not None and args.other_profile == "similar":
+            source.give(number, number_of[stored["owner"]])
         # Earlier versions did not store whether words are shared.
         if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
-    if left and pooling:
-        encoder = open_encoder(args, pooling, args.device, args.dtype)
+    encoder = open_encoder(args, pooling, args.device, args.dtype) if left and pooling else None
+    if left and args.other_profile == "similar":
+        kept = give_similar(args, task, source, encoder, kept, set(left), counts)
+    if encoder:
         device, num_texts = encoder.device, sum(source.sizes[number] + 1 for number in left)
         orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
@@ -209,10 +225,40 @@ def order_all(
         for record, ordered in orders:
             if (record["id"],) not in ranked.pieces:
                 if store.get(id_hash(record["id"])) is None:
-                    store.add(id_hash(record["id"]), {"id": record["id"], **ordered})
+                    owner = {"owner": record["profile_owner"]} if args.other_profile == "similar" else {}
+                    store.add(id_hash(record["id"]), {"id": record["id"], **owner, **ordered})
                 shares_words = ordered.get("shares_words", True)
                 ranked.add((record["id"],), {"value": ordered["order"], "shares_words": shares_words})
     return device
+
+
+def give_similar(
+    args: Arguments,
+    task: Task,
+    source: Source,
+    encoder: "Encoder | None",
+    kept: "Embeddings | None",
+    left: set[int],
+    counts: dict[str, int],
+) -> "Embeddings | Rows | None":
+    """Give the questions that are left the most similar other profiles; return where to find the embeddings."""
+    from retrieval.encoder import WINDOW, embed_texts
+    from retrieval.similar import Rows, all_texts, by_bm25, find_similar
+
+    scores_of, rows = by_bm25, None
+    if encoder:
+        texts = all_texts(source, task)
+        with closing(Progress(len(texts), "texts", at_once=WINDOW)) as progress:
+            embeddings, counts["texts_cut"] = embed_texts(encoder, texts, args.batch_size, progress)
+        counts["texts_embedded"] = len(texts)
+        if kept:
+            kept.add(texts, embeddings)
+        rows = Rows(texts, embeddings)
+        scores_of = rows.scores_of
+    for number, owner in find_similar(source, task, args, scores_of):
+        if number in left:
+            source.give(number, owner)
+    return kept or rows
 
 
 def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile) -> dict[str, int]:
@@ -282,7 +328,7 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
     settings |= {"use_date": uses_dates(args, task)}
     # Rankers without an encoder have always had the default length among their settings.
     settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
-    if not (args.random_profile or args.ranker == "random"):
+    if not (args.other_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings
 

@@ -101,10 +101,14 @@ class BM25Index:
         """Return the question's words that occur in a post."""
         return [word for word in words_of(question) if word in self._vocabulary]
 
+    def scores(self, question: str) -> np.ndarray:
+        """Return the posts' scores (N,), all 0 if no word of the question occurs in any post."""
+        query = self.shared_words(question)
+        return self._index.get_scores(query) if query else np.zeros(self._num_posts)
+
     def rank(self, question: str) -> list[int]:
         """Return the posts' order. If no word of the question occurs in any post, they stay in file order."""
-        query = self.shared_words(question)
-        return best_first(self._index.get_scores(query)) if query else list(range(self._num_posts))
+        return best_first(self.scores(question))
 
 
 def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:

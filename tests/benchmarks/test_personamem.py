@@ -459,6 +459,6 @@ def test_a_profile_is_read_only_when_needed(dataset, tmp_path):
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
         read_dataset(alone, needs=["profile"])
-    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
-    with pytest.raises(UserError, match="--random_profile: PersonaMem-32k's questions share histories"):
+    flags = ["--ranker", "random", "--other_profile", "random", "--input_dataset_addr", dataset]
+    with pytest.raises(UserError, match="--other_profile random: PersonaMem-32k's questions share histories"):
         rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))

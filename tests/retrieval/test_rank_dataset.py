@@ -144,19 +144,21 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
         | ({"task": task} if task else {})
         for n, user in enumerate(["A", "A", "A", "A", 2, 2, "C"])
     ]
-    options = ["--ranker", "recency", "--random_profile"]
+    options = ["--ranker", "recency", "--other_profile", "random"]
     for seed in range(5):
         rank(write(tmp_path / "in.json", records), tmp_path / f"{seed}.json", *options, "--seed", seed)
         assert all(record["profile"][0]["id"] != f"of {record[field]}" for record in load(tmp_path / f"{seed}.json"))
     source = write(tmp_path / "one.json", records[:4])
     with pytest.raises(UserError) as refused:
         rank(source, tmp_path / "out.json", *options)
-    message = f"{source}: field '{field}' is always 'A' (4 questions); --random_profile needs another user's profile"
+    message = (
+        f"{source}: field '{field}' is always 'A' (4 questions); --other_profile random needs another user's profile"
+    )
     assert str(refused.value) == message and not (tmp_path / "out.json").exists()
 
 
 def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
-    options = ["--ranker", "recency", "--random_profile"]
+    options = ["--ranker", "recency", "--other_profile", "random"]
     with pytest.raises(UserError, match=r"one\.json: holds only one question"):
         rank(write(tmp_path / "one.json", make_records()[:1]), tmp_path / "out.json", *options)
     source = write(tmp_path / "in.json", make_records())

@@ -310,7 +310,7 @@ def sentences(record):
 
 def test_narrative_and_aspects_are_never_in_a_generators_prompt(server, flags, output, tmp_path):
     records, other = json.loads(SAMPLE.read_text()), tmp_path / "random.json"
-    files = ["--input_dataset_addr", str(SAMPLE), "--output_dataset_addr", str(other), "--random_profile"]
+    files = ["--input_dataset_addr", str(SAMPLE), "--output_dataset_addr", str(other), "--other_profile", "random"]
     rank_dataset.main([*files, "--ranker", "recency"])
     all_posts = ["--rag", "--unranked", "--num_contexts", 1000, "--max_model_len", 10**6]
     run(flags, output)

@@ -31,7 +31,7 @@ printf 'The first table comes after 2 minutes. To resume an interrupted run: mak
 begin "rank each user's earlier questions by similarity to the new question; as a control, another user's"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite
-run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --other_profile random --seed 0 \
     --output_dataset_addr $out/test_random_ranked.json --overwrite
 
 answer_with_rag() {

@@ -44,7 +44,7 @@ for setting in $SETTINGS; do
         for split in train "$SPLIT"; do
             for ranker in $RANKERS; do rank "$split" "$ranker"; done
             [[ " $RANKERS " == *" contriever "* ]] || rank "$split" contriever # IPA and FiD read this ranking
-            rank "$split" random --random_profile
+            rank "$split" random --other_profile random
         done
         fine_tuned "No personalization" none 0 ""
         fine_tuned "Random, non-personalized" rag_random 1 _random_by_random

@@ -15,9 +15,9 @@ source utils/studies/steps.sh
 declare -A titles=([random]="Random" [bm25]="BM25 (Lucene)" [bm25-okapi]="BM25" [contriever]="Contriever"
     [recency]="Recency" [hybrid]="Contriever and recency") # names of rankers in tables
 
-rank() { # SPLIT RANKER FLAGS...: rank a split of $task and $setting; --random_profile adds _random to its name
+rank() { # SPLIT RANKER FLAGS...: rank a split of $task and $setting; --other_profile random adds _random to its name
     local data=${task}_${setting}_$1 name flags=() gpus=0
-    name=ranked/$data$([[ " $* " != *" --random_profile "* ]] || echo _random)_by_$2
+    name=ranked/$data$([[ " $* " != *" --other_profile random "* ]] || echo _random)_by_$2
     case $2 in
         contriever | hybrid) flags=(--model_name "$ENCODER") gpus=$GPUS ;;
         random) flags=(--seed 0) ;;

@@ -34,7 +34,7 @@ rank() { # NAME ["NAMES" FLAGS...]: rank the profiles of a split; NAME is the sp
 
 rank_with_random_profile() { # rank the test set's own profiles, and as a control those of other users
     rank "$SPLIT"
-    rank "${SPLIT}_random" "" --random_profile --seed 0
+    rank "${SPLIT}_random" "" --other_profile random --seed 0
 }
 
 train() { # rank the splits that the planner of a category reads, and train it; $SPLIT is ranked already
