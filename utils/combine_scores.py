@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils.base import cli
 from utils.base.errors import UserError, quote
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, prepare_derived, publish_together
-from utils.base.manifest import describe_run, file_hash
+from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.benchmarks.references import rouge
 from utils.data.responses import are_answered, as_read, read_responses
 from utils.data.scores import COMBINED, metric_behind, read_sample_scores
@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     content = combined(args, weights, terms_of(args, weights))
     settings = {"script": COMBINED, "responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
     settings |= {"weights": weights, "length_note": args.length_note, "length_over": args.length_over}
+    settings |= {"judge": settings_of(args.score_addr).get("judge")}
     settings |= {"form_texts": args.form_texts, "contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
     settings |= {"own_with": file_hash(args.own_addr)} if args.own else {}
     made = Made(args.output_addr, settings, args.overwrite, ALL_BUT_SCRIPT)

@@ -141,6 +141,8 @@ def main(argv: list[str] | None = None) -> int:
     settings = launch.settings_of(args, SCRIPT, model.identity, digests([prompt, *filter(None, [teacher])]))
     seen = lessons.seen_in_training(args, task, prompt, model)
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen}
+    if judges := lessons.judges_of_rewards(args, model):
+        settings["rewarded_by"] = judges
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if is_round:
         note_other_model(args, model.identity)

@@ -165,6 +165,17 @@ class TestNotes:
         assert notes == [note.format(path=path) for note in expected]
 
 
+def test_a_row_that_learnt_from_the_tables_judge_says_so(three, capsys):
+    answers = {"prompt": {}, "constrained_decoding": "auto", "rewarded_by": [JUDGED["judge"]]}
+    ours, other = (three(f"{name}.json", *[BASE] * 3, answers=answers | more) for name, more in
+                   (("a", {}), ("b", {"rewarded_by": ["another judge"]})))  # fmt: skip
+    _, notes = table(capsys, "--system", "Ours", ours, "--system", "Other", other)
+    said = "learnt from scores of the judge that scores it here"
+    assert [note for note in notes if said in note] == [
+        "- Ours: its training learnt from scores of the judge that scores it here, which may overrate what it learnt."
+    ]
+
+
 def test_published_rows_are_marked_and_never_best(three, capsys):
     file = three("a.json", *[BASE] * 3)
     words = ["--system", "Ours", file, "--system", "RAG", three("b.json", *[BETTER] * 3)]

@@ -209,9 +209,11 @@ def test_answers_note_what_their_models_and_plans_saw(server, opened, models, tr
     assert saw(gold) == saw(again) == {"when": "test", "fields": ["rubric_aspects"]}
     policy = shutil.copytree(models.second, tmp_path / "policy")
     settings = {"script": "utils/train_generator.py", "saw_in_training": ["narrative"], "validation": None}
+    settings["rewarded_by"] = ["judge"]
     (policy / "manifest.json").write_text(json.dumps({"settings": settings}))
     run(["--planner_model", trained[1][1], "--model_addr", policy], output, "--limit", 2)
     assert saw(output) == {"when": "training", "fields": ["narrative", "rubric_aspects"]}
+    assert manifest_of(output)["settings"]["rewarded_by"] == ["judge"]
     own = output.with_name("own.json")
     run(["--planner_model", models.adapter, "--model_addr", policy], own, "--limit", 2)
     assert saw(own) == {"when": "training", "fields": ["narrative"]}

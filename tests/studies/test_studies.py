@@ -210,6 +210,19 @@ def test_a_method_of_ones_own_is_a_row_of_each_study(commands_of, tmp_path):
         assert "/ranked/" in args["inputs_addr"][0] and Path(args["output_addr"][0]).name.startswith("mine")
 
 
+def test_the_tables_judge_may_differ_from_the_one_that_rewards(commands_of):
+    more = {"CATEGORIES": SOCIETY, "MODELS": "my/model", "ROUNDS": 1, "TABLE_JUDGE": "other/judge", "JUDGE": "my/judge"}
+    commands = [parse(words) for words in commands_of("beyond", METHODS="none offline_rl rubric_best", **more)]
+    by_judge = {"my/judge": [], "other/judge": []}
+    for script, args in commands:
+        if script == "evaluate_responses.py":
+            by_judge[args["evaluator_llm"]] += [Path(path).name for path in args["score_addr"]]
+    assert by_judge["my/judge"] == ["samples_scores.json", "validation_scores.json"]
+    table = [f"{name}_scores_judge.json" for name in ("none", "offline_rl", "rubric_best")]
+    assert by_judge["other/judge"] == ["rubric_scores.json", *table]
+    assert commands[-1][1]["system"][0][1].endswith("none_scores_judge.json")
+
+
 def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("")

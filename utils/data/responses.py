@@ -279,7 +279,7 @@ def origin_of(path: str) -> dict[str, Any] | None:
     settings = manifest["settings"]
     prompts = settings.get("prompt", {})
     origin = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
-    origin |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
+    origin |= {name: settings[name] for name in ("selected_by", "saw", "rewarded_by") if name in settings}
     origin |= {"control": True} if settings.get("script") == CONTROLS_SCRIPT else {}
     origin |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     without_profile = manifest.get("counts", {}).get(WITHOUT_PROFILE)

@@ -5,6 +5,7 @@ schema; with `always`, every try. With `never`, as in the reference code, each t
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -110,6 +111,11 @@ class Model:
         """The scorer's fields that the model's training used, according to its manifest."""
         return self.trained.get("saw_in_training") or []
 
+    @property
+    def rewarded_by(self) -> list[str]:
+        """The identities of the judges whose scores the model's training learnt from or was given texts by."""
+        return self.trained.get("rewarded_by") or []
+
     def load(self) -> None:
         """Load the tokenizer, and check lengths and store: a mistake ends the run before an engine opens."""
         if not self.completions.cached_only:
@@ -200,3 +206,9 @@ class Model:
     def describe_memory(self) -> list[str] | None:
         """Return lines on the memory that the engine of `open_engine` needs (--dry_run); None if it returns none."""
         return None
+
+
+def rewards_of(models: Iterable[Model], *before: str) -> dict[str, list[str]]:
+    """Return the setting of outputs by these models: the judges that rewarded any of them, or those of `before`."""
+    judges = sorted({*before, *(judge for model in models for judge in model.rewarded_by)})
+    return {"rewarded_by": judges} if judges else {}

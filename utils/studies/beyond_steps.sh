@@ -8,6 +8,7 @@
 #                  repeated before all were drawn
 #   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, but not as in the papers
 #                  (default: aspect)
+#   TABLE_JUDGE=MODEL   the judge of the table, another one than $JUDGE, which rewards; with TABLE_JUDGE_FLAGS (default: $JUDGE)
 #   LORA=16        rank of the adapters; planner_rl starts from a planner, which must have this rank too
 #   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
@@ -222,6 +223,6 @@ rubric_best() { # the upper bound: the best of N answers to the test questions, 
     local name
     name=$(answer_name "$category" rubric 10 0)
     sample "$name" "" "$SPLIT" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
-    choose "$name" "$SPLIT" aspect
+    JUDGE=${TABLE_JUDGE-$JUDGE} JUDGE_FLAGS=${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}} choose "$name" "$SPLIT" aspect
     answers+=("${name}_best")
 }

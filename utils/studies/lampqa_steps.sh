@@ -110,19 +110,20 @@ answer_name() { # CATEGORY METHOD POSTS SEED: print the name of an output, witho
     echo "${model##*/}/$SPLIT/$1/$stem"
 }
 
-judge() { # judge all `answers` to a category, while loading $JUDGE only once
+judge() { # judge all `answers` to a category, while loading the table's judge only once
     local name
     name=scores/${category}_$SPLIT$(judge_suffix)
-    engine ${JUDGE_FLAGS-}
-    GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --evaluator_llm "$JUDGE" \
-        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" ${JUDGE_FLAGS-} \
+    engine ${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}}
+    GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --evaluator_llm "${TABLE_JUDGE-$JUDGE}" \
+        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" ${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}} \
         --response_addr $(printf "$OUT/%s.json " "${answers[@]}") \
         --score_addr $(printf "$OUT/%s_scores$(judge_suffix).json " "${answers[@]}")
     scored+=("$name")
 }
 
 judge_suffix() {
-    [ "${JUDGE##*/}" = "${PAPER_JUDGE##*/}" ] || echo "_${JUDGE##*/}"
+    local judge=${TABLE_JUDGE-$JUDGE}
+    [ "${judge##*/}" = "${PAPER_JUDGE##*/}" ] || echo "_${judge##*/}"
 }
 
 score_files() { # METHOD POSTS SEED: print the score files of $model, one for each category

@@ -205,6 +205,17 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFo
     return sorted(fields)
 
 
+def judges_of_rewards(args: Namespace, model: ModelFolder) -> list[str]:
+    """Return the identities of the judges whose scores gave rewards, or chose texts, in this or an earlier training."""
+    judges = {*(model.made_with.get("rewarded_by") or ())}
+    if args.objective == "grpo":
+        judges.add(noted_settings(args.score_addr).get("judge"))
+    for path in filter(None, (args.target_addr, args.worst_addr)):
+        made = noted_settings(path)
+        judges |= {made.get("selected_by", {}).get("identity"), *made.get("rewarded_by", ())}
+    return sorted(judges - {None})
+
+
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
     """Return the prompt whose answers are learnt."""
     name = args.prompt or ("rag" if args.num_contexts else "none")
