@@ -142,11 +142,15 @@ def vllm_is_for_gpus():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all_cases", action="store_true", help="run each case of tests that are marked `alike`")
+    what = "run each case of tests that are marked `alike`, and tests that are marked `long`"
+    parser.addoption("--all_cases", action="store_true", help=what)
 
 
 def leave_out_alike(config, items):
-    """Of cases that differ only in the parameters of the marker `alike`, keep one, chosen by a hash of the others."""
+    """Leave out tests marked `long`; of cases that differ only in the parameters of `alike`, keep one.
+
+    It is chosen by a hash of the others.
+    """
     groups = {}
     for item in items:
         if marker := item.get_closest_marker("alike"):
@@ -156,9 +160,10 @@ def leave_out_alike(config, items):
             )  # an address differs between processes
             groups.setdefault(f"{item.function.__qualname__} {same}", []).append(item)
     kept = {its[zlib.crc32(key.encode()) % len(its)] for key, its in groups.items()}
-    left_out = [item for its in groups.values() for item in its if item not in kept]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item in kept or not item.get_closest_marker("alike")]
+    left_out = {item for its in groups.values() for item in its if item not in kept}
+    left_out |= {item for item in items if item.get_closest_marker("long")}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at

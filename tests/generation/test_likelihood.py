@@ -202,6 +202,7 @@ RUN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_vllms_likelihoods_equal_those_of_transformers(tmp_path):
     records = make_records(4, words=5)

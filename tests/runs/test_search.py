@@ -212,14 +212,15 @@ def orders_of(runs):
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_moments(searching, dense):
+@pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.long)])
+def test_killed_at_several_moments(searching, dense, most):
     searching.run(*dense)
     whole, dice, kills = searching.output.read_bytes(), random.Random(7), 0
     shutil.rmtree(searching.output.parent)
     searching.server.requests.clear()
     searching.server.delay = 0.1
     command = [sys.executable, "baselines.py", *searching.flags(*dense)]
-    while not searching.output.exists() and kills < 20:
+    while not searching.output.exists() and kills < most:
         before = len(searching.server.requests)
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and len(searching.server.requests) == before:

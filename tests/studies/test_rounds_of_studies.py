@@ -133,6 +133,7 @@ STAGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "title"), [("pr2", "PR2"), ("iap", "IAP"), ("planner_rl", "PlanPers (planner by RL)")]

@@ -349,6 +349,24 @@ def total_of(stdout):
     return [float(number or 0) for number in re.fullmatch(form, line).groups()]
 
 
+def test_a_dry_run_counts_what_the_run_asks(small, server, tmp_path):
+    """Requests, prompt tokens and dollars; and the same command makes nothing again."""
+    server.reply = usable_reply
+    small |= {"METHODS": "none", "ANSWER_FLAGS": "--price_in 1 --price_out 1000"}
+    requests, tokens, least, most, waiting = total_of(study("table2", DRY_RUN=1, **small).stdout)
+    assert (requests, waiting, server.requests) == (4, 1, [])  # the judge waits
+    assert study("table2", **small).returncode == 0
+    asked = [request["messages"] for request in server.requests]
+    asked = [messages for messages in asked if "match_score" not in text_of(messages[0])]
+    assert (len(asked), tokens) == (4, sum(map(APIChat("tiny").length, asked)))
+    assert (least, most) == pytest.approx((tokens / 1e6, tokens / 1e6 + 4 * 2048 * 1000 / 1e6), abs=1e-4)
+    before, number = outputs(tmp_path / "out"), len(server.requests)
+    again = study("table2", **small)
+    assert again.stdout.count("already finished, left alone") == 2
+    assert len(server.requests) == number and outputs(tmp_path / "out") == before
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
     """As far as inputs are made. Both sides count tokens as the scripts do for a model without a known tokenizer."""
@@ -650,6 +668,7 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
     assert total_of(done.stdout)[:4] == [0, 0, 0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.engine
 @pytest.mark.slow
 def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
