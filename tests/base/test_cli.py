@@ -113,7 +113,9 @@ def shared_parser():
 
 
 DERIVED = "combine_scores compare_evaluators export_predictions human_evaluation import_dataset make_controls"
-DERIVED = [f"utils/{name}.py" for name in f"{DERIVED} make_figures make_table report select_responses".split()]
+DERIVED = [
+    f"utils/{name}.py" for name in f"{DERIVED} make_figures make_table panel_scores report select_responses".split()
+]
 DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # each script describes its own model
     "--max_model_len": SCRIPTS,  # likewise its default

@@ -141,8 +141,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"
-    judges = {manifest.get("settings", {}).get("judge") for manifest in manifests}
-    if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
+    judges = [str(manifest.get("settings", {}).get("judge")) for manifest in manifests]  # a panel's has all its judges'
+    if any(rewarder in judge for origin in origins for rewarder in origin.get("rewarded_by", ()) for judge in judges):
         yield "its training learnt from scores of the judge that scores it here, which may overrate what it learnt"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
