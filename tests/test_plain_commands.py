@@ -184,6 +184,7 @@ def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
         assert read_manifest(folder / f"out/built/{name}.json")["settings"]["max_tokens"] == 2048
 
 
+@pytest.mark.long
 def test_lamps_generators_are_trained_and_answer(read, do, folder):
     """All commands of the section on FlanT5, with a tiny T5 instead; a single epoch for a chat model."""
     download("lamp", "LaMP-3", folder)

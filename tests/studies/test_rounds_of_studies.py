@@ -184,6 +184,7 @@ async def answer(record, ask):
 """
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_a_method_of_ones_own_learns_in_one_role(round_of, tmp_path):
     """By the judge's score and a reward of one's own; the answers are written by the model as it is."""

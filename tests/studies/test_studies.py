@@ -644,6 +644,7 @@ def trained(small, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_dry_run_names_the_steps_that_make_what_is_missing(trained, tmp_path):
     """A trained model in its folder, samples and the trace of their calls too; what a step makes is not missing."""
     done = study("planner_rl", DRY_RUN=1, N=3, ROUNDS=1, **trained)

@@ -48,6 +48,7 @@ def test_responses_are_learnt_by_heart(folder, policy):
     assert greedy_answers(folder, folder / "model", output / "last") == expected()
 
 
+@pytest.mark.long
 def test_a_teachers_answers_are_learnt_by_heart(folder):
     """The teacher answers by its notes; the student has none, and at first writes something else."""
     assert made_up.make_teacher(folder, folder / "model", steps=150) < 0.01

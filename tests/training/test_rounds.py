@@ -632,7 +632,13 @@ def test_two_processes_learn_as_one(folder, sampled, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reward", ["the second call's text", "searching", "shuffled scores"])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "the second call's text",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("searching", "shuffled scores")),
+    ],
+)
 def test_rounds_raise_a_reward(folder, reward):
     """The judge sees the answer alone; the call that decides it is learnt through the answer's score."""
     output, adapter, means, searches = folder / reward.replace(" ", "_").replace("'", ""), None, [], []
