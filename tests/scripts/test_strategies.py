@@ -116,7 +116,7 @@ def test_a_level_is_a_questions_score(judging, capsys):
     detail = {"score": 0.75, "raw": '{"score": 0.75}', "parsed": "strict", "attempts": 1}
     assert entries[0].pop("question_sha256") != entries[1]["question_sha256"]
     told = {"id": "q1", "group": CATEGORIES[2], "subgroup": "history", "answered": True}
-    assert entries[0] == {**told, "score": 0.75, "details": [detail]}
+    assert entries[0] == {**told, "score": 0.75, "details": [detail], "words": 1}
     assert entries[3]["details"][0]["reason"] == "no score in the text"
     assert entries[3]["details"][0]["raw"] == "Good, I think."
     assert entries[4]["details"] == [{"score": 0, "reason": "no response to judge"}]
