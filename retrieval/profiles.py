@@ -26,6 +26,7 @@ class Source:
     Attributes:
         sizes: the number of posts in each question's profile.
         undated: of these, the number of posts without a date.
+        num_texts: the number of questions and posts in the whole dataset.
         by_date: whether the ranker uses dates.
         has_other_words: whether BM25 reads a text otherwise than in earlier versions.
     """
@@ -47,7 +48,8 @@ class Source:
                 self.has_other_words = any(map(has_other_words, texts_of(self.dataset.task, record)))
             if "profile_owner" in record:
                 swapped.append(record["id"])
-        self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
+        # For each question, the number of the question whose profile it gets; None: it gets an empty one.
+        self._owners: list[int | None] = list(range(len(sizes)))
         flag = f"--other_profile {args.other_profile}"
         if args.other_profile:
             if self.dataset.task.history is not None:
@@ -69,12 +71,13 @@ class Source:
         if args.other_profile == "random":
             self._owners = draw_owners(users, args.seed)
         self._drops_later = args.other_profile == "similar"
+        self.num_texts = sum(sizes) + len(sizes)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
-    def give(self, number: int, owner: int) -> None:
-        """Give a question the profile of another question."""
+    def give(self, number: int, owner: int | None) -> None:
+        """Give a question the profile of another question, or an empty one."""
         self._owners[number] = owner
         profile = self.read(number)["profile"]
         self.sizes[number] = len(profile)
@@ -85,6 +88,8 @@ class Source:
         record, owner = self._read(number), self._owners[number]
         if owner == number:
             return record
+        if owner is None:
+            return {**record, "profile": [], "profile_owner": None}
         other = self._read(owner)
         profile = other["profile"]
         if self._drops_later and (latest := latest_date(self.dataset.task, record)) is not None:

@@ -178,6 +178,10 @@ def main(argv: list[str] | None = None) -> int:
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
         if args.other_profile == "similar":  # only now are the profiles known
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
+            counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
+            if empty := source.sizes.count(0):
+                why = "no other profile of their category has posts that are neither the asker's own nor later"
+                print(f"note: {output}: {counted(empty, 'question')} without a profile, because {why}", file=sys.stderr)
             counts = {name: count for name, count in counts.items() if name != "texts_kept" or kept}
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
@@ -206,7 +210,7 @@ def order_all(
     for number, key in enumerate(ranked.keys):
         stored = store.get(id_hash(*key))
         if stored is not None and args.other_profile == "similar":
-            source.give(number, number_of[stored["owner"]])
+            source.give(number, number_of.get(stored["owner"]))
         # Earlier versions did not store whether words are shared.
         if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
@@ -214,7 +218,8 @@ def order_all(
     records, device = map(source.read, left), "cpu"
     encoder = open_encoder(args, pooling, args.device, args.dtype) if left and pooling else None
     if left and args.other_profile == "similar":
-        kept = give_similar(args, task, source, encoder, kept, set(left), counts)
+        lacking = {number for number in left if ranked.keys[number] not in ranked.pieces}
+        kept = give_similar(args, task, source, encoder, kept, lacking, counts)
     if encoder:
         device, num_texts = encoder.device, sum(source.sizes[number] + 1 for number in left)
         orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
@@ -238,10 +243,10 @@ def give_similar(
     source: Source,
     encoder: "Encoder | None",
     kept: "Embeddings | None",
-    left: set[int],
+    lacking: set[int],
     counts: dict[str, int],
 ) -> "Embeddings | Rows | None":
-    """Give the questions that are left the most similar other profiles; return where to find the embeddings."""
+    """Give the questions without an order the most similar other profiles; return where to find the embeddings."""
     from retrieval.encoder import WINDOW, embed_texts
     from retrieval.similar import Rows, all_texts, by_bm25, find_similar
 
@@ -256,7 +261,7 @@ def give_similar(
         rows = Rows(texts, embeddings)
         scores_of = rows.scores_of
     for number, owner in find_similar(source, task, args, scores_of):
-        if number in left:
+        if number in lacking:
             source.give(number, owner)
     return kept or rows
 
@@ -305,7 +310,8 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
     items = named(num_items, source.dataset.task.item_words)
     print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     if pooling:
-        print(f"up to {counted(num_items + num_questions, 'text')} to embed, cut at {pooling.max_length} tokens")
+        num_texts = source.num_texts if args.other_profile == "similar" else num_items + num_questions
+        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
         print(
             *describe_weights(ModelFolder(args.model_name, args.cache_dir), 4 if args.dtype == "float32" else 2),
             sep="\n",

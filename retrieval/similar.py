@@ -14,7 +14,6 @@ import numpy as np
 
 from retrieval.profiles import Source, dates_of, latest_date, texts_of, user_of
 from retrieval.rankers import BM25Index
-from utils.base.errors import UserError, quote
 from utils.base.progress import Progress
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
@@ -65,8 +64,6 @@ def find_similar(
     Args:
         scores_of: returns the function that scores a category's posts.
 
-    Raises:
-        UserError: no other profile of a question's category is left.
     """
     records = [source.dataset[number] for number in range(len(source.dataset.ids))]
     groups: dict[str, list[int]] = {}
@@ -86,7 +83,7 @@ def _in_group(
     records: list[Record],
     numbers: list[int],
     progress: Progress,
-) -> Iterator[tuple[int, int]]:
+) -> Iterator[tuple[int, int | None]]:
     texts = {number: texts_of(task, records[number]) for number in numbers}
     posts = [post for number in numbers for post in texts[number][1:]]
     ends = np.cumsum([0, *(len(texts[number]) - 1 for number in numbers)])
@@ -106,13 +103,12 @@ def _in_group(
         if (latest := latest_date(task, records[number])) is not None:
             scores = np.where([date is not None and date > latest for date in dates], -np.inf, scores)
         likeness = {other: best for other in others if (best := _best(scores[places[other]])) > -np.inf}
+        progress.update()
         if not likeness:
-            group = quote(task.group_of(records[number])["group"])
-            problem = f"no other user's profile in {group} has posts that are not also the asker's"
-            raise UserError(f"{args.input_dataset_addr}: id {quote(records[number]['id'])}: {problem}")
+            yield number, None
+            continue
         top = max(likeness.values())
         equal = sorted((other for other in likeness if likeness[other] == top), key=lambda other: records[other]["id"])
-        progress.update()
         yield number, random.Random(f"{args.seed} {records[number]['id']}").choice(equal)
 
 

@@ -32,7 +32,7 @@ from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, prepar
 from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.benchmarks.references import rouge
 from utils.data.responses import are_answered, as_read, read_responses
-from utils.data.scores import COMBINED, metric_behind, read_sample_scores
+from utils.data.scores import COMBINED, judges_of, metric_behind, read_sample_scores
 
 Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
 
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     content = combined(args, weights, terms_of(args, weights))
     settings = {"script": COMBINED, "responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
     settings |= {"weights": weights, "length_note": args.length_note, "length_over": args.length_over}
-    settings |= {"judge": settings_of(args.score_addr).get("judge")}
+    settings |= {"judges": sorted(judges_of(settings_of(args.score_addr)))}
     settings |= {"form_texts": args.form_texts, "contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
     settings |= {"own_with": file_hash(args.own_addr)} if args.own else {}
     made = Made(args.output_addr, settings, args.overwrite, ALL_BUT_SCRIPT)

@@ -67,6 +67,10 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--published {unknown[0]!r}: the paper has no such row; type its scores; rows: {methods}")
     if args.length and (pooled := next((board for board in boards if board.metric.pooled), None)):
         raise UserError(f"--length: {pooled.title} is not a mean over questions; leave the flag out")
+    if args.length and (without := [path for board in boards for system in board.systems if system.mean_words is None
+                                    for path in system.files]):  # fmt: skip
+        remedy = "run evaluate_responses.py again with --overwrite (verdicts are kept)"
+        raise UserError(f"--length: {without[0]} has no words of answers, like files of older versions\n  {remedy}")
     comparisons = compare(boards, args.baseline, args.intervals, args.holm, args.length)
     tables = make_tables(args, boards, comparisons, paper, published)
     over_seeds = []

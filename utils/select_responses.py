@@ -24,7 +24,7 @@ from utils.base.manifest import describe_run, file_hash, manifest_of, settings_o
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.data.responses import Responses, are_answered, read_responses
-from utils.data.scores import SampleScores, Scores, metric_behind, read_sample_scores, strategy_in_words
+from utils.data.scores import SampleScores, Scores, judges_of, metric_behind, read_sample_scores, strategy_in_words
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"
@@ -133,6 +133,7 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
     return {
         "judge": metric.judge and (made["arguments"].get("evaluator_llm") or identity),
         "identity": identity,
+        "judges": sorted(judges_of(made["settings"])) if metric.judge else [],
         "strategy": strategy_in_words(scores),
         "saw": [name for name in metric.needs if name in tasks()[scores["task"]].hidden_fields],
     }

@@ -56,10 +56,14 @@ def test_figures_by_hand():
     # Three of four have an answer, so the gap of -1/4 on answers is one of -3/16 on all.
     assert figures["uncorrected"] == 0.5 and figures["corrected"] == pytest.approx(0.5 - 3 / 16)
     assert figures["judge_minus_people"] == pytest.approx(3 / 16)
-    # Sums by question: (f - 1/2) / 4 + (3/4 d + 3/16) / 2 for the two rated ones.
-    sums = np.array([1 / 8 + (-3 / 8 + 3 / 16) / 2, 0 + (3 / 16) / 2, 0, -1 / 8])
+    # Of all four: f - 1/2 - 1/4 (A - 3/4); of the two rated ones: 3/4 (d + 1/4).
+    of_all = np.array([1 / 2 - 1 / 16, -1 / 16, -1 / 16, -1 / 2 + 3 / 16]) / 4 * np.sqrt(4 / 3)
+    of_rated = np.array([-3 / 16, 3 / 16, 0, 0]) / 2 * np.sqrt(2)
     width = figures["corrected_interval"][1] - figures["corrected"]
-    assert width == pytest.approx(12.7062 * np.sqrt((sums**2).sum() * 4 / 3), rel=1e-4)  # t with 1 degree of freedom
+    t = 12.7062  # with 1 degree of freedom
+    assert width == pytest.approx(t * np.sqrt(((of_all + of_rated) ** 2).sum()), rel=1e-4)
+    system.verdicts["q2"] = [0]
+    assert corrected_figures(system)["corrected_interval"] is None  # all gaps are equal
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def test_published_rows_are_marked_and_never_best(three, capsys):
     rows, _ = table(capsys, *words[:3], *paper, "--published", "Theirs", "1", "1", "1", "1")
     assert rows["PlanPers (paper)"] == ["0.3518†", "0.4818†", "0.5240†", "0.4525†", "–", "–", "–"]
     lines, _ = csv_table(capsys, *words, *typed)
-    assert (lines[-1]["System"], lines[-1][ARTS], lines[-1]["Questions"]) == ("Theirs (typed)", ".9", "")
+    assert (lines[-1]["System"], lines[-1][ARTS], lines[-1]["Questions"]) == ("Theirs (typed)", "0.9", "")
 
 
 @pytest.mark.parametrize(

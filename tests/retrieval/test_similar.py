@@ -101,10 +101,18 @@ def test_ties_are_broken_by_the_seed(tmp_path):
     assert drawn[0] == drawn[1] != drawn[2] and not any(key == owner for key, owner in drawn[0].items())
 
 
+def test_without_another_profile_there_is_none(tmp_path, capsys):
+    """The only other profile has the asker's own post; also read again from the store."""
+    source = write(tmp_path / "in.json", [record("a", "chess", "chess"), record("b", "rome", "chess")])
+    for _ in range(2):
+        rank(source, tmp_path / "out.json", "--other_profile", "similar", "--ranker", "bm25")
+        assert [(e["profile"], e["profile_owner"]) for e in load(tmp_path / "out.json")] == [([], None)] * 2
+        assert "2 questions without a profile, because no other profile of their category" in capsys.readouterr().err
+        (tmp_path / "out.json").unlink()
+
+
 def test_what_cannot_be_done_is_refused(tmp_path):
     source = write(tmp_path / "in.json", [record("a", "chess", "chess"), record("b", "rome", "chess")])
-    with pytest.raises(UserError, match="id 'a': no other user's profile in 'Art"):
-        rank(source, tmp_path / "out.json", "--other_profile", "similar", "--ranker", "bm25")
     with pytest.raises(UserError, match="--other_profile similar: needs --ranker dense or bm25"):
         rank(source, tmp_path / "out.json", "--other_profile", "similar", "--ranker", "random")
     assert json.loads(source.read_text()) and not (tmp_path / "out.json").exists()

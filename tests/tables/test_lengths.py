@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from utils import make_table
+from utils.base.errors import UserError
 from utils.tables.significance import at_equal_length
 
 
@@ -105,11 +106,8 @@ def test_a_table_that_length_misleads(tmp_path, capsys):
     assert figures["difference against Short"] > 0.05 and float(row["Words"]) == words[0]
     low, high = (figures[f"at equal length, 95% interval, {side} against Short"] for side in ("low", "high"))
     assert low < 0 < high and figures["per doubling against Short"] > 0.05
-    # Without words, there is no column but a dash.
-    flags = ["--system", "Long", long, "--system", "Older", older, "--baseline", "Older"]
-    assert make_table.main([*flags, "--length"]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| Long | Older | Society"))
-    assert line.split(" | ")[3:] == ["–"] * 6 + ["– |"]
+    with pytest.raises(UserError, match=r"--length: .*older\.json has no words of answers, like files of older"):
+        make_table.main(["--system", "Long", long, "--system", "Older", older, "--baseline", "Older", "--length"])
 
 
 def test_raw_json_is_counted(tmp_path, capsys):

@@ -162,7 +162,7 @@ def test_the_judges_that_rewarded_a_training_are_noted(tmp_path):
         return tmp_path / name
 
     policy = noted("policy", {"script": "utils/train_generator.py", "rewarded_by": ["old"]}, folder=True)
-    best = noted("best.json", {"selected_by": {"identity": "j"}, "rewarded_by": ["earlier"]})
+    best = noted("best.json", {"selected_by": {"judges": ["j"]}, "rewarded_by": ["earlier"]})
     scores = noted("scores.json", {"judge": "j2"})
     none = ModelFolder("m")
     assert judges_of_rewards(flags(), none) == []

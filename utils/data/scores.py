@@ -209,6 +209,11 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
     return {**scores, "task": task.name, "strategy": name}
 
 
+def judges_of(settings: Mapping[str, Any]) -> set[str]:
+    """Return the identities of the judges of a score file, or of rewards made from it, from its settings."""
+    return {*settings.get("judges", ()), settings.get("judge")} - {None}
+
+
 def refuse_scores_of_others(score_addr: str, response_addrs: Iterable[str]) -> None:
     """Raise UserError if scores are not of one of these response files as they are now, by the manifest beside them.
 

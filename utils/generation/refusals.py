@@ -140,8 +140,9 @@ def named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     The words after "supported parameters" and the like are not the cause.
     """
     words = set(re.findall(r"\w+", refusal.param)) & body.keys()
-    words = words or set(re.findall(r"\w+", _ALLOWED.split(refusal.details)[0]))
-    words |= {"response_format"} if _SCHEMA.search(refusal.details) else set()
+    if not words:
+        words = set(re.findall(r"\w+", _ALLOWED.split(refusal.details)[0]))
+        words |= {"response_format"} if _SCHEMA.search(refusal.details) else set()
     return next((name for name in ADAPTABLE if name in words and name in body), None)
 
 

@@ -15,7 +15,7 @@ from utils.base.json_files import read_json
 from utils.base.manifest import settings_of
 from utils.benchmarks.lampqa.aspects import question_score
 from utils.benchmarks.scoring import cohens_kappa
-from utils.data.scores import Entry, read_scores
+from utils.data.scores import Entry, read_scores, strategy_in_words
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.system_scores import cluster_of
 
@@ -39,6 +39,8 @@ def read_rated(name: str, score_addr: str, people_addr: str) -> Rated:
         raise UserError(f"{people_addr}: has no verdicts; {remedy}")
     if settings_of(score_addr).get("responses") not in (None, people.get("responses")):
         raise UserError(f"{people_addr}: people rated other responses than those in {score_addr}; rate the judged ones")
+    if (strategy := strategy_in_words(scores)) != "aspect":
+        raise UserError(f"{score_addr}: has scores by {strategy}; --corrected needs verdicts on aspects (aspect)")
     entries = [entry for entry in scores["per_question_scores"] if entry["score"] is not None]
     aspects = {entry["id"]: len(entry["details"]) for entry in entries if entry["answered"]}
     rated = {}
@@ -58,37 +60,40 @@ def read_rated(name: str, score_addr: str, people_addr: str) -> Rated:
 def corrected_figures(system: Rated) -> dict[str, Any]:
     """Return a system's score by the judge and corrected, with 95% intervals, and judge minus people.
 
-    Means are over questions, not categories. With f the judge's scores of N questions, and d = people's minus the
-    judge's of n of them, times the share of questions with an answer, the variance is G / (G - 1) times the sum of
-    squares over G clusters of their sums of (f - mean f) / N + (d - mean d) / n; the interval is of t, with the degrees
-    of freedom of the rated clusters.
+    Means are over questions, not categories. With f the judge's scores of N questions, d people's minus the judge's of
+    n of them, and A whether a question has an answer (people rate answers only; without one, both scores are 0), the
+    estimate is mean f + mean A * mean d. Its variance is the sum of squares, over clusters, of their sums of
+    (f - mean f + mean d * (A - mean A)) / N * sqrt(G / (G - 1)) and of mean A * (d - mean d) / n * sqrt(g / (g - 1)),
+    for G clusters, g of them rated. The interval is of t with g - 1 degrees of freedom, None if all d are equal.
     """
     from scipy.special import stdtrit
 
     scores = {entry["id"]: entry["score"] for entry in system.entries}
     cluster = {entry["id"]: cluster_of(entry) for entry in system.entries}
+    answered = {entry["id"]: float(entry["answered"]) for entry in system.entries}
     gaps = {key: question_score(values) - scores[key] for key, values in system.verdicts.items()}
-    # People rate answers only; without one, both scores are 0.
-    share = sum(entry["answered"] for entry in system.entries) / len(scores)
-    mean, gap = fmean(scores.values()), share * fmean(gaps.values())
+    mean, gap, share = fmean(scores.values()), fmean(gaps.values()), fmean(answered.values())
+    num_all, num_rated = len({*cluster.values()}), len({cluster[key] for key in gaps})
 
-    def half(shares: list[dict[str, float]], degrees: int) -> float | None:
+    def half(num_clusters: int, *parts: dict[str, float]) -> float | None:
+        """Return half the width of the interval, from each question's parts of the error."""
         sums: dict[str, float] = defaultdict(float)
-        for values in shares:
-            for key, value in values.items():
+        for part in parts:
+            for key, value in part.items():
                 sums[cluster[key]] += value
-        if degrees < 1:
-            return None
-        spread = math.fsum(value**2 for value in sums.values()) * len(sums) / (len(sums) - 1)
-        return float(stdtrit(degrees, 0.975)) * math.sqrt(spread)
+        spread = math.fsum(value**2 for value in sums.values())
+        return float(stdtrit(num_clusters - 1, 0.975)) * math.sqrt(spread) if num_clusters > 1 and spread else None
 
-    of_judge = {key: (score - mean) / len(scores) for key, score in scores.items()}
-    of_gaps = {key: (share * value - gap) / len(gaps) for key, value in gaps.items()}
-    all_clusters, rated_clusters = len({*cluster.values()}), len({cluster[key] for key in gaps})
+    of_all = math.sqrt(num_all / (num_all - 1)) / len(scores) if num_all > 1 else 0.0
+    of_judge = {key: (score - mean) * of_all for key, score in scores.items()}
+    of_share = {key: gap * (value - share) * of_all for key, value in answered.items()}
+    of_rated = math.sqrt(num_rated / (num_rated - 1)) / len(gaps) if num_rated > 1 else 0.0
+    of_gaps = {key: share * (value - gap) * of_rated for key, value in gaps.items()}
+    varies = max(gaps.values()) - min(gaps.values()) > 1e-12
     halves = {
-        "uncorrected": (mean, half([of_judge], all_clusters - 1)),
-        "corrected": (mean + gap, half([of_judge, of_gaps], rated_clusters - 1)),
-        "judge_minus_people": (-gap, half([of_gaps], rated_clusters - 1)),
+        "uncorrected": (mean, half(num_all, of_judge)),
+        "corrected": (mean + share * gap, half(num_rated, of_judge, of_share, of_gaps) if varies else None),
+        "judge_minus_people": (-share * gap, half(num_rated, of_share, of_gaps) if varies else None),
     }
     figures = {"name": system.name, "num_questions": len(scores), "num_rated": len(gaps)}
     for name, (value, width) in halves.items():
@@ -127,7 +132,8 @@ def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
     gaps = {figures["name"]: figures["judge_minus_people"] for figures in systems}
     if len(gaps) > 1:
         spread = max(gaps.values()) - min(gaps.values())
-        notes.append(f"The judge's error differs by up to {number(spread)} between systems: so much it favors one.")
+        how = "compare the intervals of these errors before you call it favor"
+        notes.append(f"The judge's error differs by up to {number(spread)} between systems; {how}.")
     if few := [figures["name"] for figures in systems if figures["num_rated"] < LEAST_RATED]:
         notes.append(f"Fewer than {LEAST_RATED} rated questions, so intervals may be too narrow: {', '.join(few)}.")
     heads = ["System", "Questions", "Rated", "Judge", "95% interval", "Corrected", "95% interval", "Judge minus people"]

@@ -98,7 +98,7 @@ def verdict_figures(first: Evaluator, second: Evaluator) -> dict[str, Any] | Non
         kappa, alpha: Cohen's, weighted by squared distance, and Krippendorff's for intervals, with their 95% intervals.
     """
     by_question = []
-    for question_id in first.entries.keys() & second.entries.keys() if first.metric.unit == second.metric.unit else ():
+    for question_id in first.entries.keys() & second.entries.keys() if first.strategy == second.strategy else ():
         parts = [
             zip(one["details"], other["details"], strict=True)
             for one, other in zip(first.entries[question_id], second.entries[question_id], strict=True)

@@ -223,6 +223,6 @@ rubric_best() { # the upper bound: the best of N answers to the test questions, 
     local name
     name=$(answer_name "$category" rubric 10 0)
     sample "$name" "" "$SPLIT" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
-    JUDGE=${TABLE_JUDGE-$JUDGE} JUDGE_FLAGS=${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}} choose "$name" "$SPLIT" aspect
+    JUDGE=${TABLE_JUDGE-$JUDGE} JUDGE_FLAGS=$(table_judge_flags) choose "$name" "$SPLIT" aspect
     answers+=("${name}_best")
 }

@@ -113,12 +113,16 @@ answer_name() { # CATEGORY METHOD POSTS SEED: print the name of an output, witho
 judge() { # judge all `answers` to a category, while loading the table's judge only once
     local name
     name=scores/${category}_$SPLIT$(judge_suffix)
-    engine ${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}}
+    engine $(table_judge_flags)
     GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --evaluator_llm "${TABLE_JUDGE-$JUDGE}" \
-        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" ${TABLE_JUDGE_FLAGS-${JUDGE_FLAGS-}} \
+        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" $(table_judge_flags) \
         --response_addr $(printf "$OUT/%s.json " "${answers[@]}") \
         --score_addr $(printf "$OUT/%s_scores$(judge_suffix).json " "${answers[@]}")
     scored+=("$name")
+}
+
+table_judge_flags() { # those of the table's judge; another judge than $JUDGE does not have its flags
+    if [ -n "${TABLE_JUDGE-}" ]; then echo "${TABLE_JUDGE_FLAGS-}"; else echo "${JUDGE_FLAGS-}"; fi
 }
 
 judge_suffix() {

@@ -16,7 +16,7 @@ from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import ALL, Task
 from utils.benchmarks.thoughts import UNFINISHED_COUNT
 from utils.data.responses import UNUSABLE, WITHOUT_PROFILE
-from utils.data.scores import Scores, metric_of, strategy_in_words
+from utils.data.scores import Scores, judges_of, metric_of, strategy_in_words
 from utils.tables.columns import MACRO, column_means, columns_of, points_of
 from utils.tables.formats import few, number, p_text
 from utils.tables.groups import NO_GROUP, with_own_groups
@@ -141,8 +141,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"
-    judges = [str(manifest.get("settings", {}).get("judge")) for manifest in manifests]  # a panel's has all its judges'
-    if any(rewarder in judge for origin in origins for rewarder in origin.get("rewarded_by", ()) for judge in judges):
+    judges = set().union(*(judges_of(manifest.get("settings", {})) for manifest in manifests))
+    if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
         yield "its training learnt from scores of the judge that scores it here, which may overrate what it learnt"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"

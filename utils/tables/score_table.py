@@ -49,7 +49,7 @@ class Row:
 def make_rows(boards: list[Board], lengths: bool = False) -> list[Row]:
     """Return one row per system over all boards; a question counts once, however many metrics scored it.
 
-    With `lengths`, the counts have the mean words per answer, if the system is on one board.
+    With `lengths`, the counts have the mean words per answer.
     """
     rows = []
     unscored = f"Unscored {plural(boards[0].metric.unit)}"
@@ -384,7 +384,8 @@ def csv_rows(
     """
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards, lengths)]
     for name, typed in published.items():
-        scores = dict(zip(columns_in(boards), typed, strict=False))
+        numbers = [None if word == "–" else float(word) for word in typed]
+        scores = dict(zip(columns_in(boards), numbers, strict=False))
         records += [{"System": f"{name} (typed)", **scores}] if typed else []
     for method in paper.rows_beside(boards[0].rows, published) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}

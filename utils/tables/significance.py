@@ -143,7 +143,8 @@ def at_equal_length(strata: Strata, ratios: Strata, clusters: Clusters | None = 
     The difference at equal length is the mean of a_c over the strata (analysis of covariance with a common slope; each
     stratum has the same weight). Its interval is `robust_mean`'s of the linearized values
     a_c + e (1 - X (x - x_c) / S), where x_c is a stratum's mean, X the mean of x_c, and S the weighted sum of squares
-    of x - x_c, widened for the slope by sqrt(n / (n - 1)), with n the questions beyond one per stratum.
+    of x - x_c, widened for the slope by sqrt(n / (n - 1)), with n the questions beyond one per stratum, and with one
+    degree of freedom less.
 
     Args:
         strata: d by stratum.
@@ -171,7 +172,7 @@ def at_equal_length(strata: Strata, ratios: Strata, clusters: Clusters | None = 
     names = clusters or [[f"{c} {i}" for i in range(len(ds))] for c, ds in enumerate(strata)]
     limits = None
     if spare > 1 and (robust := robust_mean(linearized, names)) is not None:
-        half = robust.half(robust.degrees) * math.sqrt(spare / (spare - 1))
+        half = robust.half(max(1.0, robust.degrees - 1)) * math.sqrt(spare / (spare - 1))
         limits = rounded(difference - half), rounded(difference + half)
     return AtEqualLength(rounded(difference), limits, rounded(slope * math.log(2)))
 

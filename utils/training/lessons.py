@@ -21,6 +21,7 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.data.leaks import find_leaks
 from utils.data.responses import are_answered
+from utils.data.scores import judges_of
 from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.generation.requests import was_cut
 from utils.models.model_folder import ModelFolder
@@ -209,11 +210,11 @@ def judges_of_rewards(args: Namespace, model: ModelFolder) -> list[str]:
     """Return the identities of the judges whose scores gave rewards, or chose texts, in this or an earlier training."""
     judges = {*(model.made_with.get("rewarded_by") or ())}
     if args.objective == "grpo":
-        judges.add(noted_settings(args.score_addr).get("judge"))
+        judges |= judges_of(noted_settings(args.score_addr))
     for path in filter(None, (args.target_addr, args.worst_addr)):
         made = noted_settings(path)
-        judges |= {made.get("selected_by", {}).get("identity"), *made.get("rewarded_by", ())}
-    return sorted(judges - {None})
+        judges |= {*made.get("selected_by", {}).get("judges", ()), *made.get("rewarded_by", ())}
+    return sorted(judges)
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
