@@ -116,7 +116,14 @@ def test_best_and_worst_by_hand(samples, capsys):
     assert best["q4"] == [{"output": "q4 2", "raw": "r", "sample": 2, "score": 0.7}]
     manifest = read_manifest(samples.folder / "best.json")
     assert manifest["counts"] == COUNTS == read_manifest(samples.folder / "worst.json")["counts"]
-    by = {"which": "best", "samples": 4, "judge": "Café", "identity": "Café@1", "strategy": "aspect"}
+    by = {
+        "which": "best",
+        "samples": 4,
+        "judge": "Café",
+        "identity": "Café@1",
+        "judges": ["Café@1"],
+        "strategy": "aspect",
+    }
     by |= {"saw": ["narrative", "rubric_aspects"], "unscored": 5}
     assert manifest["settings"]["selected_by"] == by
     printed = capsys.readouterr().out
