@@ -211,6 +211,7 @@ def check_variable(plain, told, folder):
     assert [one["prompt_tokens"] + more for one in plain] == [one["prompt_tokens"] for one in told]
 
 
+@pytest.mark.long
 def test_vllms_own_server_behind_the_openai_client(switched, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -93,6 +93,7 @@ def completions(tmp_path_factory):
     return completions, AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.long
 def test_a_schema_begins_after_the_thought(completions):
     (free, verdict, number, answer, *_), tokenizer = completions
     for held in (verdict, number, answer):

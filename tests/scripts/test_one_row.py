@@ -43,6 +43,7 @@ def test_it_imports_nothing_from_this_repository_and_is_short():
     assert source.count("\n") <= 150
 
 
+@pytest.mark.long
 def test_its_row_is_that_of_the_commands(warm_engine, tmp_path):
     files = [tmp_path / "first.json", tmp_path / "second.json"]
     for file, records in zip(files, CATEGORIES, strict=True):
