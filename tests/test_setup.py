@@ -267,7 +267,7 @@ def test_with_vllms_gpu_build_engine_tests_are_skipped_in_one_line(tmp_path):
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/generation/test_engines.py"],
+        [sys.executable, "-m", "pytest", "-qp", "no:cacheprovider", "--all_cases", "tests/generation/test_engines.py"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
