@@ -20,7 +20,7 @@ from utils.training.examples import Example, Training
 from utils.training.lessons import distillation_lessons
 from utils.training.pairs import PairTrainer
 from utils.training.trainer import CausalTrainer, trainer_settings
-from utils.training.trainers import DistillationTrainer, forward_kl, reply_logits
+from utils.training.trainers import DistillationTrainer, clipped_loss, forward_kl, reply_logits
 
 TASK = tasks()["LaMP-QA"]
 
@@ -171,3 +171,14 @@ def test_leaking_profiles_are_left_out():
     for lesson in lessons:
         for aspect in lesson.record["rubric_aspects"]:
             assert f"- {aspect['aspect']}: {aspect['reason']}" in lesson.notes.split("\n")
+
+
+def test_a_tokens_loss_is_clipped_by_hand():
+    """Ratios of 1.5 and 0.5, which are clipped at 1.2 and 0.8 where the step would gain by going further."""
+    ratios, advantages = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]), torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
+    before = torch.full((5,), -2.0)
+    now = before + ratios.log()
+    assert clipped_loss(now, before, advantages).tolist() == pytest.approx([-1.2, 1.5, -0.5, 0.8, -2.0])
+    kl = (1 / ratios) + ratios.log() - 1  # k3: exp(before - now) - (before - now) - 1
+    penalized = clipped_loss(now, before, advantages, kl=0.1)
+    assert penalized.tolist() == pytest.approx((torch.tensor([-1.2, 1.5, -0.5, 0.8, -2.0]) + 0.1 * kl).tolist())
