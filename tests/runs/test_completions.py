@@ -163,3 +163,30 @@ def test_stored_completions_yield_to_other_tasks(tmp_path):
 
     asyncio.run(ask_often())
     assert len(engine.asked) == 1 and "other" in turns[:-1]
+
+
+def test_each_try_is_sent_with_its_own_seed(tmp_path):
+    pieces, engine = {}, Engine([])
+    policy = Policy(0.5, 1.0, 100, 0, 3, "never", ANSWER_SCHEMA)
+    call = Call(("q1", 0), array("l", [1, 2, 3]), parse, policy)
+    completions = Completions(ModelStore(tmp_path / "completions", "m", {}), True, False)
+    run_calls(lambda: engine, make_stage([call], make_model("m", completions), pieces))
+    assert [seed for seed, _ in engine.asked] == [policy.sampling(call.key, attempt).seed for attempt in range(4)]
+
+
+class Slow(Engine):
+    async def complete(self, model, prompt, sampling):
+        await asyncio.sleep(0)
+        return await super().complete(model, prompt, sampling)
+
+
+def test_equal_requests_at_the_same_time_are_sent_once(tmp_path):
+    completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), True, False), Slow([FREE])
+    sampling = Policy(0.5, 1.0, 100, 0, 3, "never", None).sampling(("q1", 0), 0)
+
+    async def both():
+        hashed = completions.hashed(array("l", [1, 2, 3]))
+        return await asyncio.gather(*(completions.complete(engine, "m", hashed, sampling) for _ in range(2)))
+
+    first, second = asyncio.run(both())
+    assert first == second and len(engine.asked) == 1
