@@ -62,31 +62,56 @@ def order_by_embeddings(
         kept: where embeddings are looked up and added; None: nowhere.
         counts: gets "texts_embedded" and, of these, "texts_cut"; with `kept`, also "texts_kept".
     """
-    import numpy as np
-
-    from retrieval.embeddings import usable_rows
-    from retrieval.encoder import WINDOW, embed_texts
-    from retrieval.rankers import rank_by_embedding
+    from retrieval.encoder import WINDOW
 
     # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(task, records):
-            kept_rows = kept.find(list(row_of)) if kept else {}
-            lacking = [text for text in row_of if text not in kept_rows]
-            embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
-            if kept:
-                kept.add(lacking, embeddings)
-                counts["texts_kept"] = counts.get("texts_kept", 0) + len(row_of)
-                rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
-                embeddings = np.stack([rows[text] for text in row_of])
-            counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
-            counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
-            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(lacking))  # all others
-            usable = usable_rows(embeddings)
-            for record in block:
-                rows_of_record = [row_of[text] for text in texts_of(task, record)]
-                refuse_unusable(record, usable[rows_of_record], encoder.model.config.name_or_path)
-                yield record, {"order": rank_by_embedding(embeddings, rows_of_record[0], rows_of_record[1:])}
+            before = counts.get("texts_embedded", 0)
+            embeddings = embed(encoder, list(row_of), batch_size, kept, counts, progress)
+            num_embedded = counts["texts_embedded"] - before
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - num_embedded)  # all others
+            yield from order_block(task, block, row_of, embeddings, encoder)
+
+
+def embed(
+    encoder: "Encoder",
+    texts: list[str],
+    batch_size: int | None,
+    kept: "Embeddings | None",
+    counts: dict[str, int],
+    progress: Progress,
+) -> "np.ndarray":
+    """Return the embeddings (T, D) of these texts, all different; `kept` and `counts` as in `order_by_embeddings`."""
+    import numpy as np
+
+    from retrieval.encoder import embed_texts
+
+    kept_rows = kept.find(texts) if kept else {}
+    lacking = [text for text in texts if text not in kept_rows]
+    embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
+    if kept:
+        kept.add(lacking, embeddings)
+        counts["texts_kept"] = counts.get("texts_kept", 0) + len(texts)
+        rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
+        embeddings = np.stack([rows[text] for text in texts])
+    counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
+    counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
+    return embeddings
+
+
+def order_block(
+    task: Task, records: Iterable[Record], row_of: dict[str, int], embeddings: "np.ndarray", encoder: "Encoder"
+) -> Iterator[tuple[Record, Ordered]]:
+    """Yield each record with its profile's order, from the embeddings of all its texts."""
+    from retrieval.embeddings import usable_rows
+    from retrieval.rankers import rank_by_embedding
+
+    usable = usable_rows(embeddings)
+    for record in records:
+        rows = [row_of[text] for text in texts_of(task, record)]
+        refuse_unusable(record, usable[rows], encoder.model.config.name_or_path)
+        yield record, {"order": rank_by_embedding(embeddings, rows[0], rows[1:])}
 
 
 def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:

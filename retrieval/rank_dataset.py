@@ -37,7 +37,7 @@ from retrieval.encoder_flags import (
     open_encoder,
     settings_of_encoder,
 )
-from retrieval.ordering import mix_with_recent, order_by_embeddings, order_by_ranker
+from retrieval.ordering import Ordered, embed, mix_with_recent, order_block, order_by_embeddings, order_by_ranker
 from retrieval.profiles import Source, describe_dates, texts_of, with_dates, with_prefixes
 from utils.base.cli import (
     Arguments,
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.encoder import Encoder
     from retrieval.pooling import Pooling
-    from retrieval.similar import Rows
 
 SCRIPT = "retrieval/rank_dataset.py"
 SIMILAR = ("dense", "bm25")  # rankers that can choose profiles
@@ -182,7 +181,6 @@ def main(argv: list[str] | None = None) -> int:
             if empty := source.sizes.count(0):
                 why = "no other profile of their category has posts that are neither the asker's own nor later"
                 print(f"note: {output}: {counted(empty, 'question')} without a profile, because {why}", file=sys.stderr)
-            counts = {name: count for name, count in counts.items() if name != "texts_kept" or kept}
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.finish(ranked.content(), device, counts=counts)
@@ -215,13 +213,14 @@ def order_all(
         if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
-    records, device = map(source.read, left), "cpu"
+    records = map(source.read, left)
     encoder = open_encoder(args, pooling, args.device, args.dtype) if left and pooling else None
+    device = encoder.device if encoder else "cpu"
     if left and args.other_profile == "similar":
         lacking = {number for number in left if ranked.keys[number] not in ranked.pieces}
-        kept = give_similar(args, task, source, encoder, kept, lacking, counts)
-    if encoder:
-        device, num_texts = encoder.device, sum(source.sizes[number] + 1 for number in left)
+        orders = give_similar(args, task, source, encoder, kept, left, lacking, counts)
+    elif encoder:
+        num_texts = sum(source.sizes[number] + 1 for number in left)
         orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
@@ -243,27 +242,30 @@ def give_similar(
     source: Source,
     encoder: "Encoder | None",
     kept: "Embeddings | None",
+    left: list[int],
     lacking: set[int],
     counts: dict[str, int],
-) -> "Embeddings | Rows | None":
-    """Give the questions without an order the most similar other profiles; return where to find the embeddings."""
-    from retrieval.encoder import WINDOW, embed_texts
-    from retrieval.similar import Rows, all_texts, by_bm25, find_similar
+) -> Iterator[tuple[Record, Ordered]]:
+    """Give the `lacking` questions, which have no order yet, the most similar profiles; yield the orders of `left`."""
+    from retrieval.similar import by_bm25, by_embeddings, find_similar
 
-    scores_of, rows = by_bm25, None
+    records = [source.dataset[number] for number in range(len(source.dataset.ids))]
+    texts = list(dict.fromkeys(text for record in records for text in texts_of(task, record))) if encoder else []
+    row_of = {text: row for row, text in enumerate(texts)}
     if encoder:
-        texts = all_texts(source, task)
+        from retrieval.encoder import WINDOW
+
         with closing(Progress(len(texts), "texts", at_once=WINDOW)) as progress:
-            embeddings, counts["texts_cut"] = embed_texts(encoder, texts, args.batch_size, progress)
-        counts["texts_embedded"] = len(texts)
-        if kept:
-            kept.add(texts, embeddings)
-        rows = Rows(texts, embeddings)
-        scores_of = rows.scores_of
-    for number, owner in find_similar(source, task, args, scores_of):
+            embeddings = embed(encoder, texts, args.batch_size, kept, counts, progress)
+    scores_of = by_embeddings(row_of, embeddings) if encoder else by_bm25
+    for number, owner in find_similar(source, task, args, records, scores_of):
         if number in lacking:
             source.give(number, owner)
-    return kept or rows
+    given = map(source.read, left)
+    if encoder:
+        yield from order_block(task, given, row_of, embeddings, encoder)
+    else:
+        yield from order_by_ranker(task, given, len(left), args)
 
 
 def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile) -> dict[str, int]:

@@ -29,43 +29,28 @@ def by_bm25(posts: Sequence[str]) -> Scores:
     return BM25Index(posts).scores
 
 
-class Rows:
-    """The embeddings of a dataset's texts, in memory: float32 (T, D)."""
+def by_embeddings(row_of: dict[str, int], embeddings: np.ndarray) -> ScoresOf:
+    """Return the function that scores by dot products; `embeddings` (T, D) has each text's row by `row_of`."""
 
-    def __init__(self, texts: Sequence[str], embeddings: np.ndarray):
-        self._row_of, self._embeddings = {text: row for row, text in enumerate(texts)}, embeddings
+    def scores_of(posts: Sequence[str]) -> Scores:
+        rows = embeddings[[row_of[post] for post in posts]]
+        return lambda query: (rows @ embeddings[row_of[query]]).astype(np.float64)
 
-    def find(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        """As `Embeddings.find`."""
-        return {text: self._embeddings[self._row_of[text]] for text in texts}
-
-    def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
-        """As `Embeddings.add`: nothing to do, because all texts are here."""
-
-    def scores_of(self, posts: Sequence[str]) -> Scores:
-        rows = self._embeddings[[self._row_of[post] for post in posts]]
-        return lambda query: (rows @ self._embeddings[self._row_of[query]]).astype(np.float64)
-
-
-def all_texts(source: Source, task: Task) -> list[str]:
-    """Return the distinct questions and posts of a dataset."""
-    numbers = range(len(source.dataset.ids))
-    return list(dict.fromkeys(text for number in numbers for text in texts_of(task, source.dataset[number])))
+    return scores_of
 
 
 def find_similar(
-    source: Source, task: Task, args: argparse.Namespace, scores_of: ScoresOf
-) -> Iterator[tuple[int, int]]:
-    """Yield the number of each question that is ranked, and that of the question whose profile it gets.
+    source: Source, task: Task, args: argparse.Namespace, records: list[Record], scores_of: ScoresOf
+) -> Iterator[tuple[int, int | None]]:
+    """Yield the number of each question that is ranked, and that of the question whose profile it gets, if one is left.
 
     Left out are profiles of the same user, and those with a post that the asker's own profile has too. If posts have
     dates, posts later than the asker's latest one do not count (and are not shown, see `Source.read`).
 
     Args:
+        records: all questions, with their own profiles.
         scores_of: returns the function that scores a category's posts.
-
     """
-    records = [source.dataset[number] for number in range(len(source.dataset.ids))]
     groups: dict[str, list[int]] = {}
     for number, record in enumerate(records):
         groups.setdefault(task.group_of(record)["group"], []).append(number)

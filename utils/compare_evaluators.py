@@ -133,8 +133,9 @@ def compare_with_people(args: cli.Arguments, outputs: list[str]) -> int:
     if args.human_addr or args.unscored_as_zero:
         raise UserError("--corrected: --human_addr and --unscored_as_zero have no effect; leave them out")
     cli.check_outputs(outputs, [path for _, *paths in args.corrected for path in paths])
-    systems = [read_rated(one_line(name), *paths) for name, *paths in args.corrected]
-    check_same_judge({scores: read_scores(scores) for _, scores, _ in args.corrected})
+    read = {path: read_scores(path) for _, path, _ in args.corrected}
+    systems = [read_rated(one_line(name), path, read[path], people) for name, path, people in args.corrected]
+    check_same_judge(read)
     prepare_derived(outputs, SCRIPT, args.overwrite)
     figures = [corrected_figures(system) | {"agreement": agreement_by_group(system)} for system in systems]
     print(to_markdown(corrected_tables(figures)), end="")

@@ -16,15 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
-from statistics import fmean, median_low, stdev
+from statistics import median_low
 from typing import Any
 
 from utils.base import cli
 from utils.base.errors import UserError, counted, first_five
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of
+from utils.benchmarks.lampqa import aspects
 from utils.benchmarks.metric import Metric
-from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
+from utils.benchmarks.scoring import Verdict, average, cohens_kappa, krippendorffs_alpha
 from utils.data.scores import CARRIED, Entry, Scores, metric_behind, read_scores, strategy_in_words
 from utils.tables.comparable import check_same_content
 from utils.tables.formats import interval_text, number, signed
@@ -109,8 +110,8 @@ def merged(first: Scores, panels: list[list[Entry]], metric: Metric, title: str,
     for panel in panels:
         entry = {name: value for name, value in panel[0].items() if name not in OF_SAMPLES}
         if entry["answered"]:
-            entry["details"] = [merge_parts(parts, merge) for parts in parts_of(panel)]
-            entry["score"] = metric.score_of(entry["details"], False)
+            titles = [detail["aspect"] for detail in entry["details"]]
+            entry |= aspects.entry(titles, [merge_parts(parts, merge) for parts in parts_of(panel)])
         entries.append(entry)
     head = {name: first[name] for name in ("task", *CARRIED, "partial") if name in first} | metric.summarize(entries)
     return {**head, "verdicts": title, "per_question_scores": entries}
@@ -121,17 +122,15 @@ def parts_of(panel: list[Entry]) -> Iterator[tuple[dict[str, Any], ...]]:
     return zip(*(entry["details"] for entry in panel), strict=True)
 
 
-def merge_parts(parts: tuple[dict[str, Any], ...], merge: str) -> dict[str, Any]:
+def merge_parts(parts: tuple[dict[str, Any], ...], merge: str) -> Verdict:
     """Return the panel's verdict on a part of a response, from the judges' details about it."""
-    drawn = [part["score"] for part in parts]
-    values = [value for value in drawn if value is not None]
-    title = {name: parts[0][name] for name in ("aspect",) if name in parts[0]}
-    if not values:
-        return {**title, "score": None, "drawn": drawn, "spread": None}
+    verdict = average([{"value": part["score"], "reason": "no judge gave a verdict"} for part in parts])
+    values = [value for value in verdict["drawn"] if value is not None]
+    if not values or merge == "mean":
+        return verdict
     [(most, count)] = Counter(values).most_common(1)
     majority = most if 2 * count > len(values) else median_low(values)
-    score = {"mean": fmean(values), "majority": majority, "least": min(values)}[merge]
-    return {**title, "score": score, "drawn": drawn, "spread": stdev(values) if len(values) > 1 else None}
+    return verdict | {"value": {"majority": majority, "least": min(values)}[merge]}
 
 
 def agreement_lines(panels: list[list[Entry]], names: list[str]) -> list[str]:

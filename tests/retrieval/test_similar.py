@@ -65,6 +65,13 @@ def test_dense_gives_the_profile_with_the_best_mean_product(tmp_path, encoder_fo
         made["counts"]["texts_embedded"] == len({e["question"] for e in records}) + 10
         and "texts_kept" not in made["counts"]
     )
+    # The same with embeddings that are kept, and then found again.
+    for folder, embedded in (("kept", made["counts"]["texts_embedded"]), ("again", 0)):
+        other = tmp_path / "more" / f"{folder}.json"
+        assert rank(source, other, *flags, "--keep_embeddings", "--seed", 0) == 0
+        assert other.read_bytes() == whole
+        counts = manifest(other)["counts"]
+        assert (counts["texts_embedded"], counts["texts_kept"] > 0) == (embedded, True)
     # Again, from the store of orders, without an encoder.
     output.unlink()
     assert rank(source, output, *flags) == 0

@@ -15,7 +15,7 @@ from utils.base.json_files import read_json
 from utils.base.manifest import settings_of
 from utils.benchmarks.lampqa.aspects import question_score
 from utils.benchmarks.scoring import cohens_kappa
-from utils.data.scores import Entry, read_scores, strategy_in_words
+from utils.data.scores import Entry, Scores, strategy_in_words
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.system_scores import cluster_of
 
@@ -31,9 +31,12 @@ class Rated:
     verdicts: dict[str, list[int]]  # people's, by question id, in the order of the aspects
 
 
-def read_rated(name: str, score_addr: str, people_addr: str) -> Rated:
-    """Read a judge's scores and people's verdicts on some of the same responses; UserError if they do not match."""
-    scores, people = read_scores(score_addr), read_json(people_addr)
+def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> Rated:
+    """Read people's verdicts on some of the responses that a judge scored; UserError if they do not match.
+
+    `scores` is the content of the judge's file, from `read_scores`.
+    """
+    people = read_json(people_addr)
     if not isinstance(people, dict) or not isinstance(verdicts := people.get("verdicts"), dict):
         remedy = "give the output of human_evaluation.py --collect for --ask verdicts"
         raise UserError(f"{people_addr}: has no verdicts; {remedy}")
