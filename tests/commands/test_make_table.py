@@ -170,9 +170,9 @@ def test_a_row_that_learnt_from_the_tables_judge_says_so(three, capsys):
     ours, other = (three(f"{name}.json", *[BASE] * 3, answers=answers | more) for name, more in
                    (("a", {}), ("b", {"rewarded_by": ["another judge"]})))  # fmt: skip
     _, notes = table(capsys, "--system", "Ours", ours, "--system", "Other", other)
-    said = "learnt from scores of the judge that scores it here"
+    said = "chosen by scores of the judge that scores it here"
     assert [note for note in notes if said in note] == [
-        "- Ours: its training learnt from scores of the judge that scores it here, which may overrate what it learnt."
+        "- Ours: trained or chosen by scores of the judge that scores it here, which may overrate it."
     ]
 
 

@@ -223,6 +223,21 @@ def test_the_tables_judge_may_differ_from_the_one_that_rewards(commands_of):
     assert commands[-1][1]["system"][0][1].endswith("none_scores_judge.json")
 
 
+def test_a_second_table_judges_the_same_answers_directly(commands_of):
+    more = {"CATEGORIES": SOCIETY, "MODELS": "my/model", "OPENAI_MODELS": "", "METHODS": "none"}
+    runs = {}
+    for strategy in ("aspect", "direct"):
+        runs[strategy] = dict(map(parse, commands_of("table2", **more, TABLE_STRATEGY=strategy)))
+    of_aspects, direct = (run["evaluate_responses.py"] for run in runs.values())
+    assert (of_aspects["strategy"], direct["strategy"]) == ("aspect", "direct")
+    assert direct["response_addr"] == of_aspects["response_addr"]
+    assert direct["score_addr"] == [
+        path.replace("_scores.json", "_scores_direct.json") for path in of_aspects["score_addr"]
+    ]
+    assert runs["direct"]["utils/make_table.py"]["output_addr"].endswith("table2_direct.md")
+    assert runs["direct"]["utils/make_table.py"]["system"] == [["No personalization", *direct["score_addr"]]]
+
+
 def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("")

@@ -18,8 +18,9 @@ from prompts import load_prompt
 from utils import make_table, select_model, train_generator
 from utils.base.errors import UserError
 from utils.base.manifest import describe_run, publish
+from utils.base.writing import replace_link
 from utils.benchmarks import tasks
-from utils.generation.model import rewards_of
+from utils.generation.model import Model, settings_by_scores
 from utils.models.model_folder import ModelFolder
 from utils.runs.own_method import settings_of_method
 from utils.training.lessons import judges_of_rewards, lessons_of, seen_in_training
@@ -169,13 +170,14 @@ def test_the_judges_that_rewarded_a_training_are_noted(tmp_path):
     assert judges_of_rewards(flags("--target_addr", best), none) == ["earlier", "j"]
     grpo = flags("--objective", "grpo", "--trace_addr", "x.json.trace.jsonl", "--score_addr", scores)
     assert judges_of_rewards(grpo, ModelFolder(str(policy))) == ["j2", "old"]
-    roles = [SimpleNamespace(rewarded_by=names) for names in (["b"], [], ["a", "b"])]
-    assert (rewards_of(roles, "c"), rewards_of([])) == ({"rewarded_by": ["a", "b", "c"]}, {})
+    roles = [SimpleNamespace(rewarded_by=names, trained_on=["d"]) for names in (["b"], [], ["a", "b"])]
+    assert settings_by_scores(roles, "e", before=["c"]) == {"rewarded_by": ["a", "b", "c"]}
+    assert settings_by_scores(roles[1:2], "d") == {"chose_checkpoint": True}
 
 
 def test_a_methods_answers_note_what_its_models_saw_in_training():
     role = lambda *saw: SimpleNamespace(  # noqa: E731
-        identity="m", saw_in_training=list(saw), gives_rewards=False, rewarded_by=list(saw)
+        identity="m", saw_in_training=list(saw), gives_rewards=False, rewarded_by=list(saw), trained_on=[]
     )
     words = ["--inputs_addr", str(SAMPLE), "--output_addr", "o", "--model_addr", "m", "--method", "vac"]
     roles = {"generator": role(), "feedback": role("rubric_aspects")}
@@ -384,14 +386,19 @@ def test_swapped_scores_are_refused(tmp_path, select):
         (folder / "generation_config.json").write_text(json.dumps({"top_k": verdict}))  # another identity
         write_scores(tmp_path, name, verdict)
         responses = tmp_path / f"{name}_responses.json"
-        publish(
-            responses,
-            {},
-            describe_run({}, {"model": ModelFolder(str(folder)).checked(safetensors_only=True).identity}, None),
-        )
+        settings = {"model": ModelFolder(str(folder)).checked(safetensors_only=True).identity, "inputs": "dataset"}
+        publish(responses, {}, describe_run({}, settings, None))
         content = json.loads((tmp_path / f"{name}.json").read_text())
-        publish(tmp_path / f"{name}.json", content, describe_run({}, {}, None, judged=[str(responses)]))
+        scores = describe_run({}, {"judge": "j"}, None, judged=[str(responses)])
+        publish(tmp_path / f"{name}.json", content, scores)
     assert f"1.0000  {tmp_path}/two  <- " in select("one", "two")
+    best, two = (ModelFolder(str(tmp_path / name)).checked(safetensors_only=True) for name in ("best", "two"))
+    assert best.rewarded_by == ["j"] and two.rewarded_by == [] and best.identity == two.identity
+    model = Model(str(tmp_path / "best"), best.identity, flags(), None, best)
+    assert settings_by_scores([model], "dataset") == {"chose_checkpoint": True, "rewarded_by": ["j"]}
+    assert settings_by_scores([model], "another") == {"rewarded_by": ["j"]}
+    replace_link(tmp_path / "best", "one")  # by hand: nobody knows who chose this
+    assert ModelFolder(str(tmp_path / "best")).checked(safetensors_only=True).chosen == {}
     for end in (".json", ".json.manifest.json"):
         one, two = tmp_path / f"one{end}", tmp_path / f"two{end}"
         first = one.read_bytes()

@@ -5,7 +5,7 @@ schema; with `always`, every try. With `never`, as in the reference code, each t
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -113,8 +113,14 @@ class Model:
 
     @property
     def rewarded_by(self) -> list[str]:
-        """The identities of the judges whose scores the model's training learnt from or was given texts by."""
-        return self.trained.get("rewarded_by") or []
+        """The identities of the judges whose scores trained the model, chose its texts, or chose it among models."""
+        return self.folder.rewarded_by if self.folder else []
+
+    @property
+    def trained_on(self) -> list[str]:
+        """The hashes of the datasets on which utils/train_generator.py trained it, or scores chose it."""
+        used = [self.trained.get("validation"), self.trained.get("inputs")]
+        return [*filter(None, used), *(self.folder.chosen.get("inputs", ()) if self.folder else ())]
 
     def load(self) -> None:
         """Load the tokenizer, and check lengths and store: a mistake ends the run before an engine opens."""
@@ -208,7 +214,13 @@ class Model:
         return None
 
 
-def rewards_of(models: Iterable[Model], *before: str) -> dict[str, list[str]]:
-    """Return the setting of outputs by these models: the judges that rewarded any of them, or those of `before`."""
+def settings_by_scores(models: Sequence[Model], inputs: str, before: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the settings of outputs by models that scores trained or chose.
+
+    Args:
+        inputs: the answered dataset's hash; the models may have been trained or chosen on it.
+        before: judges of models that made texts which these models read.
+    """
+    chosen = {"chose_checkpoint": True} if any(inputs in model.trained_on for model in models) else {}
     judges = sorted({*before, *(judge for model in models for judge in model.rewarded_by)})
-    return {"rewarded_by": judges} if judges else {}
+    return chosen | ({"rewarded_by": judges} if judges else {})

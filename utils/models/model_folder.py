@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, setting_up_client
-from utils.base.manifest import file_hash, folder_settings, is_hash_kept
+from utils.base.manifest import file_hash, folder_settings, is_hash_kept, read_manifest
 from utils.base.progress import announce
 from utils.models.adapters import check_modules, check_served, read_adapter
 from utils.models.hub import (
@@ -120,6 +120,17 @@ class ModelFolder:
     def trained(self) -> dict[str, Any]:
         """`made_with` of utils/train_generator.py; empty for other models."""
         return self.made_with if self.made_with.get("script") == "utils/train_generator.py" else {}
+
+    @cached_property
+    def chosen(self) -> dict[str, Any]:
+        """The settings of utils/select_model.py, if the address is a link that it made to this model; else empty."""
+        made = read_manifest(self.addr) if is_folder(self.addr) else None
+        return made["settings"] if made and made["output_sha256"] == self.identity else {}
+
+    @property
+    def rewarded_by(self) -> list[str]:
+        """The identities of the judges whose scores trained the model, chose its texts, or chose it among models."""
+        return sorted({*self.made_with.get("rewarded_by", ()), *self.chosen.get("judges", ())})
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -20,7 +20,7 @@ from utils.data.datasets import Needs, read_questions, read_task, select_questio
 from utils.data.responses import WITHOUT_PROFILE, Responses, collect_responses, count_responses
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer
-from utils.generation.model import Model, rewards_of
+from utils.generation.model import Model, settings_by_scores
 from utils.generation.thinking import template_variables
 from utils.runs.stage import Stage, StageFile
 
@@ -213,11 +213,9 @@ def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
     `inputs` is the dataset's hash.
     """
     settings = dict(model.settings)
-    if inputs in (model.trained.get("validation"), model.trained.get("inputs")):
-        settings["chose_checkpoint"] = True
     if learnt := model.saw_in_training:
         settings["saw"] = {"when": "training", "fields": learnt}
-    return settings | rewards_of([model])
+    return settings | settings_by_scores([model], inputs)
 
 
 def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any) -> None:

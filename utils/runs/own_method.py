@@ -36,7 +36,7 @@ from utils.benchmarks.task import Task
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS, describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_model, find_folder
-from utils.generation.model import Model, rewards_of
+from utils.generation.model import Model, settings_by_scores
 from utils.generation.requests import was_cut
 from utils.runs.answers import Dataset, ResponseFile, check_ranked, read_datasets
 from utils.runs.ask import Ask, MethodError, NotNow, Steps
@@ -397,7 +397,7 @@ def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) ->
         "prompt": digests(prompts),
         "set": dict(args.set or []),
         **({"saw": saw} if saw["fields"] else {}),
-        **rewards_of(models.values()),
+        **settings_by_scores(list(models.values()), file_hash(args.inputs_addr[0])),
     }
 
 

@@ -14,7 +14,7 @@ from utils.benchmarks.task import Task
 from utils.data.responses import Responses, collect_responses, read_plans
 from utils.generation.chat import Chat, open_local_chat
 from utils.generation.engines import choose_model
-from utils.generation.model import Model, rewards_of
+from utils.generation.model import Model, settings_by_scores
 from utils.generation.thinking import template_variables
 from utils.runs.answers import Dataset, Method, QuestionFile, ResponseFile
 from utils.runs.stage import Stage
@@ -153,7 +153,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         saw = settings.get("saw") or {"when": "training", "fields": []}
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         settings["saw"] = saw | seen
-    settings |= rewards_of([model], *settings.get("rewarded_by", ()))
+    settings |= settings_by_scores([model], settings["inputs"], settings.get("rewarded_by", ()))
     responses = ResponseFile(dataset, settings, shows_posts=args.num_contexts > 0, reads_now=True)
     return Stage(dataset.task, responses.records, method, [responses], {"generator": model}, after=plans)
 
@@ -166,14 +166,16 @@ def settings_of_plans(
     if plans_addr:
         settings["given_plans"] = file_hash(plans_addr)
         given = noted_settings(plans_addr)
-        saw, settings = given.get("saw"), settings | rewards_of([], *given.get("rewarded_by", ()))
+        saw = given.get("saw")
+        settings |= {name: given[name] for name in ("chose_checkpoint", "rewarded_by") if name in given}
     elif args.gold_plan or folder_settings(args.planner_model or "").get("script") == "train_planner.py":
         saw = {"when": "test" if args.gold_plan else "training", "fields": [*dataset.task.gold_plan_needs]}
     elif planner and planner.saw_in_training:  # by utils/train_generator.py
         saw = {"when": "training", "fields": planner.saw_in_training}
     else:
         saw = None
-    settings |= rewards_of(filter(None, [planner]), *settings.get("rewarded_by", ()))
+    if planner:
+        settings |= settings_by_scores([planner], settings["inputs"])
     return settings | ({"saw": saw} if saw else {})
 
 

@@ -5,7 +5,8 @@
 #   $OUT/ranked/<category>_<split>.json, and <category>_<split>_random.json with other users' profiles
 #   $OUT/planner/<category>/best
 #   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: the method ends in _k4 if 4 posts are used
-#   instead of 10, and in _seed1 if the seed is 1 instead of 0; the scores end in _<judge> for a judge that is not the paper's
+#   instead of 10, and in _seed1 if the seed is 1 instead of 0; the scores end in _<judge> for a judge that is not the
+#   paper's, and in _direct if TABLE_STRATEGY is direct: one verdict per answer instead of one per aspect
 #   $OUT/<model>/<split>/<study>.md, or .png and .pdf
 DATA=${DATA-data} OUT=${OUT-output/lampqa} SPLIT=${SPLIT-test}
 CATEGORIES=${CATEGORIES-Art_and_Entertainment Lifestyle_and_Personal_Development Society_and_Culture}
@@ -14,7 +15,7 @@ OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # models of an API, and t
 PLANNER_BASE=${PLANNER_BASE-Qwen/Qwen2.5-7B-Instruct}
 ENCODER=${ENCODER-facebook/contriever-msmarco}
 PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
-JUDGE=${JUDGE-$PAPER_JUDGE} SEEDS=${SEEDS-0}
+JUDGE=${JUDGE-$PAPER_JUDGE} TABLE_STRATEGY=${TABLE_STRATEGY-aspect} SEEDS=${SEEDS-0}
 source utils/studies/steps.sh
 check_models
 answers=() scored=() systems=() baselines=() spread=()
@@ -114,8 +115,9 @@ judge() { # judge all `answers` to a category, while loading the table's judge o
     local name
     name=scores/${category}_$SPLIT$(judge_suffix)
     engine $(table_judge_flags)
-    GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --evaluator_llm "${TABLE_JUDGE-$JUDGE}" \
-        --inputs_addr "$DATA/${category}_$SPLIT.json" "${engine[@]}" $(table_judge_flags) \
+    GPUS=$gpus step "$name" "${answers[*]}" python evaluate_responses.py --strategy "$TABLE_STRATEGY" \
+        --evaluator_llm "${TABLE_JUDGE-$JUDGE}" --inputs_addr "$DATA/${category}_$SPLIT.json" \
+        "${engine[@]}" $(table_judge_flags) \
         --response_addr $(printf "$OUT/%s.json " "${answers[@]}") \
         --score_addr $(printf "$OUT/%s_scores$(judge_suffix).json " "${answers[@]}")
     scored+=("$name")
@@ -127,7 +129,8 @@ table_judge_flags() { # those of the table's judge; another judge than $JUDGE do
 
 judge_suffix() {
     local judge=${TABLE_JUDGE-$JUDGE}
-    [ "${judge##*/}" = "${PAPER_JUDGE##*/}" ] || echo "_${judge##*/}"
+    [ "${judge##*/}" = "${PAPER_JUDGE##*/}" ] || printf "_%s" "${judge##*/}"
+    [ "$TABLE_STRATEGY" = aspect ] || printf "_%s" "$TABLE_STRATEGY"
 }
 
 score_files() { # METHOD POSTS SEED: print the score files of $model, one for each category

@@ -143,7 +143,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"
     judges = set().union(*(judges_of(manifest.get("settings", {})) for manifest in manifests))
     if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
-        yield "its training learnt from scores of the judge that scores it here, which may overrate what it learnt"
+        yield "trained or chosen by scores of the judge that scores it here, which may overrate it"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)

@@ -208,7 +208,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFo
 
 def judges_of_rewards(args: Namespace, model: ModelFolder) -> list[str]:
     """Return the identities of the judges whose scores gave rewards, or chose texts, in this or an earlier training."""
-    judges = {*(model.made_with.get("rewarded_by") or ())}
+    judges = {*model.rewarded_by}
     if args.objective == "grpo":
         judges |= judges_of(noted_settings(args.score_addr))
     for path in filter(None, (args.target_addr, args.worst_addr)):
