@@ -4,8 +4,8 @@
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
 The scores must be of the same judge and the same questions. A table's averages are compared, over the questions that
-have a score in every file. In a tie, the first model wins. A manifest beside the link says which judge chose on which
-questions; tables note it for answers by LINK.
+have a score in every file. In a tie, the first model wins. A file in its folder, chosen.json, says which judge chose
+it on which questions, so that tables can note it.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -22,7 +21,7 @@ from utils.base.errors import UserError
 from utils.base.manifest import manifest_of, settings_of
 from utils.base.writing import check_could_write, replace_link, replacing, write_json
 from utils.data.scores import judges_of, metric_behind, read_scores
-from utils.models.model_folder import ModelFolder
+from utils.models.model_folder import CHOSEN, ModelFolder
 from utils.tables.averages import compare_averages
 
 
@@ -54,10 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     chosen = averages.index(best)
     check_could_write(link.parent / "manifest.json")
     link.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(link.with_name(f"{link.name}.manifest.json")) as staged:
-        identity = ModelFolder(args.model_addr[chosen]).identity
-        write_json(staged, {"settings": settings_of_choice(args.score_addr), "output_sha256": identity})
-    replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
+    model = os.path.realpath(args.model_addr[chosen])
+    note_choice(Path(model), args.score_addr)
+    replace_link(link, os.path.relpath(model, os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):
         print(f"{score:z.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")
     tie = f"; a tie of {averages.count(best)} models, and the first is taken" if averages.count(best) > 1 else ""
@@ -65,13 +63,15 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def settings_of_choice(score_addrs: list[str]) -> dict[str, Any]:
-    """Return what a table must know of a choice: the judges, and the hashes of the datasets that were answered."""
-    judges, inputs = set(), set()
+def note_choice(folder: Path, score_addrs: list[str]) -> None:
+    """Add the judges of these scores, and the hashes of the datasets that were answered, to the folder's `CHOSEN`."""
+    before = ModelFolder(str(folder)).chosen
+    judges, inputs = {*before.get("judges", ())}, {*before.get("inputs", ())}
     for path in score_addrs:
         judges |= judges_of(settings_of(path))
         inputs |= {settings_of(judged).get("inputs") for judged in (manifest_of(path) or {}).get("judged") or []}
-    return {"script": "utils/select_model.py", "judges": sorted(judges), "inputs": sorted(inputs - {None})}
+    with replacing(folder / CHOSEN) as staged:
+        write_json(staged, {"judges": sorted(judges), "inputs": sorted(inputs - {None})})
 
 
 def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:

@@ -17,8 +17,7 @@ import evaluate_responses
 from prompts import load_prompt
 from utils import make_table, select_model, train_generator
 from utils.base.errors import UserError
-from utils.base.manifest import describe_run, publish
-from utils.base.writing import replace_link
+from utils.base.manifest import describe_run, publish, settings_of
 from utils.benchmarks import tasks
 from utils.generation.model import Model, settings_by_scores
 from utils.models.model_folder import ModelFolder
@@ -392,13 +391,12 @@ def test_swapped_scores_are_refused(tmp_path, select):
         scores = describe_run({}, {"judge": "j"}, None, judged=[str(responses)])
         publish(tmp_path / f"{name}.json", content, scores)
     assert f"1.0000  {tmp_path}/two  <- " in select("one", "two")
-    best, two = (ModelFolder(str(tmp_path / name)).checked(safetensors_only=True) for name in ("best", "two"))
-    assert best.rewarded_by == ["j"] and two.rewarded_by == [] and best.identity == two.identity
-    model = Model(str(tmp_path / "best"), best.identity, flags(), None, best)
+    identities = [settings_of(tmp_path / f"{name}_responses.json")["model"] for name in ("one", "two")]
+    one, two = (ModelFolder(str(tmp_path / name)).checked(safetensors_only=True) for name in ("one", "two"))
+    assert (one.rewarded_by, two.rewarded_by, [one.identity, two.identity]) == ([], ["j"], identities)
+    model = Model(str(tmp_path / "two"), two.identity, flags(), None, two)
     assert settings_by_scores([model], "dataset") == {"chose_checkpoint": True, "rewarded_by": ["j"]}
     assert settings_by_scores([model], "another") == {"rewarded_by": ["j"]}
-    replace_link(tmp_path / "best", "one")  # by hand: nobody knows who chose this
-    assert ModelFolder(str(tmp_path / "best")).checked(safetensors_only=True).chosen == {}
     for end in (".json", ".json.manifest.json"):
         one, two = tmp_path / f"one{end}", tmp_path / f"two{end}"
         first = one.read_bytes()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, setting_up_client
-from utils.base.manifest import file_hash, folder_settings, is_hash_kept, read_manifest
+from utils.base.json_files import read_json
+from utils.base.manifest import file_hash, folder_settings, is_hash_kept
 from utils.base.progress import announce
 from utils.models.adapters import check_modules, check_served, read_adapter
 from utils.models.hub import (
@@ -26,6 +27,7 @@ from utils.models.hub import (
 )
 from utils.models.loading import Headers, read_headers
 
+CHOSEN = "chosen.json"  # what utils/select_model.py leaves in the folder of the model that it chose
 # Files besides the weights that affect a model's answers: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 # Files in a hub model's top folder that vLLM reads: no pickled weights, and no second copy in another format.
@@ -122,10 +124,10 @@ class ModelFolder:
         return self.made_with if self.made_with.get("script") == "utils/train_generator.py" else {}
 
     @cached_property
-    def chosen(self) -> dict[str, Any]:
-        """The settings of utils/select_model.py, if the address is a link that it made to this model; else empty."""
-        made = read_manifest(self.addr) if is_folder(self.addr) else None
-        return made["settings"] if made and made["output_sha256"] == self.identity else {}
+    def chosen(self) -> dict[str, list[str]]:
+        """The `judges` and `inputs` by which utils/select_model.py ever chose the model; empty for other models."""
+        path = self.file(CHOSEN)
+        return read_json(path) if path else {}
 
     @property
     def rewarded_by(self) -> list[str]:
