@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from utils.base import cli
+from utils.base.errors import UserError
 from utils.base.made import Key, Piece
 from utils.base.manifest import refuse_unranked
 from utils.benchmarks import metric_names, task_of
@@ -56,6 +57,7 @@ def build_parser() -> cli.FlagParser:
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
         help="metric. LaMP-QA: aspect (a verdict per aspect), direct (a level per response) or pairwise (two systems); "
+        "BESPOKE: personal (four scores from one verdict) or recall (a verdict per claim); "
         "LaMP and LongLaMP: computed from the reference; PersonaMem-v2: accuracy, or open (by the majority of three "
         "verdicts) for answers to --asking open (default: the benchmark's first metric, for LaMP-QA aspect; for labels "
         "and ratings by an encoder-decoder its -official variant)")
@@ -75,6 +77,9 @@ def build_parser() -> cli.FlagParser:
         help="verdicts per aspect, averaged; more than one needs a --temperature above 0 (%(default)s)")
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="with --strategy reward: posts of a ranked dataset that the model sees, if they fit (%(default)s)")
+    add("--shots", type=cli.non_negative_int, default=5, metavar="N",
+        help="with BESPOKE's --strategy personal: at most so many responses that the asker scored, as examples "
+        "(%(default)s)")
     cli.add_unranked_argument(parser)
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
     judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"
@@ -97,6 +102,7 @@ def build_parser() -> cli.FlagParser:
     )
     parser.not_a_setting("--inputs_addr --response_addr --score_addr", "the inputs' hashes are settings")
     parser.not_a_setting("--num_contexts", "it is a setting of reward models alone")
+    parser.not_a_setting("--shots", "it is a setting of the metric that has them alone")
     parser.not_a_setting("--reading", "the strategy that it selects is a setting")
     parser.not_a_setting("--allow_partial", "it only selects questions, and the manifest has the hash of their keys")
     # fmt: on
@@ -123,6 +129,10 @@ def prepare(args: cli.Arguments) -> Stage:
     strategy = choose_strategy(args, task)
     task = task.asking(strategy, args.verdicts, args.num_verdicts)
     metric = task.metrics[strategy]
+    if has_shots := "shots" in metric.needs:
+        records = [{**record, "shots": record["shots"][: args.shots]} for record in records]
+    elif "shots" in args.given:
+        raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; leave the flag out")
     if metric.num_samples > 1 and "temperature" not in args.given:
         args = args.replaced(temperature=1.0)
 
@@ -145,6 +155,7 @@ def prepare(args: cli.Arguments) -> Stage:
     if metric.judge:
         model = choose_judge(args, metric.judge)
     judge_settings = settings_of_judge(args, model) if model else {}
+    judge_settings |= {"shots": args.shots} if has_shots else {}
     score_files = read_systems(args, task, strategy, records, judge_settings, describe_scores)
     note_incomplete(args.inputs_addr, score_files)
     return Stage(task, requests, judge if model else compute, score_files, {"judge": model} if model else {})

@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+CRITERIA = ("need_alignment", "content_depth", "tone", "explanation_style")
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -56,6 +58,11 @@ def default_reply(request: dict[str, Any]) -> Reply:
     if int(drawn[:8], 16) % 6 == 0 and request.get("seed") is not None and "response_format" not in request:
         return Reply(f"Let me think about {drawn[:6]}.")
     number = int(drawn[8:16], 16)
+    if "need_alignment" in system:
+        scores = {name: 1 + (number >> 3 * place) % 5 for place, name in enumerate(CRITERIA)}
+        return Reply(json.dumps({"reasoning": f"Compared {drawn[:6]}.", **scores}))
+    if "contained" in system:
+        return Reply(json.dumps({"contained": number % 2 == 1}))
     if "match_score" in system:
         return Reply(json.dumps({"match_score": number % 3}))
     if "better_response" in system:

@@ -73,7 +73,7 @@ def do(warm_engine):
 
 def download(page, name, folder):
     """Make a dataset of the sample files of a page's benchmark, instead of the published ones."""
-    which = ["PersonaMem-32k"] if page == "personamem" else [name, "--setting", "user"]
+    which = {"personamem": ["PersonaMem-32k"], "bespoke": ["BESPOKE"]}.get(page, [name, "--setting", "user"])
     source = ["--source_dir", f"{ROOT}/tests/data/mini_{page}", "--output_dir", f"{folder}/data"]
     assert download_datasets.main(["--dataset", *which, *source]) == 0
 
@@ -149,7 +149,7 @@ def test_a_local_planner_and_answers_from_a_server(pipeline, do, folder):
         ("lamp", []), ("longlamp", []),
         ("personamem", ["--rag"]), ("personamem", ["whole"]), ("personamem", ["--choose"]),
         ("planpers", ["--gold_plan"]), ("evaluation", []), ("trusting_the_judge", ["--verdicts"]),
-        ("your_own_method", []),
+        ("your_own_method", []), ("bespoke", ["--rag"]), ("bespoke", ["--score_addr"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )  # fmt: skip
@@ -159,8 +159,12 @@ def test_a_command_of_a_page(page, asked, pipeline, read, do, folder):
     commands = [words for words in read(text) if words[0] in TOKENS and f"{folder}/chat" in words]
     words = next(words for words in commands if all(re.search(word, " ".join(words)) for word in asked))
     name = Path(value_of(words, "--inputs_addr")).name
-    if page in ("lamp", "longlamp", "personamem"):
+    if page in ("lamp", "longlamp", "personamem", "bespoke"):
         download(page, name.split("_")[0], folder)
+        if page == "bespoke":  # the commands before it
+            for before in itertools.takewhile(lambda others: others != words, read(text)):
+                if before[0] in ("retrieval/rank_dataset.py", "baselines.py"):
+                    do(before)
     if "mine.py" in words:
         program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
         (folder / "mine.py").write_text(program)

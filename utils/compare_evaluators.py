@@ -23,7 +23,8 @@ and rank three or more systems alike:
       --systems "Aspects, 32B" none_scores.json rag_scores.json planpers_scores.json \\
       --systems "Direct, 32B" none_direct.json rag_direct.json planpers_direct.json
 
-Systems' scores corrected by people's verdicts on some of their answers (human_evaluation.py --ask verdicts, --collect):
+Systems' scores corrected by people's verdicts on some of their answers (human_evaluation.py --ask verdicts, --collect;
+for BESPOKE, people's scores as they are downloaded), and how the judge agrees with them:
 
   python utils/compare_evaluators.py --corrected RAG rag_scores.json rag_people.json \\
       --corrected PlanPers planpers_scores.json planpers_people.json
@@ -49,7 +50,7 @@ from utils.benchmarks.readers import one_line
 from utils.data.scores import Scores, metric_of, read_scores, strategy_in_words
 from utils.people import agreement, evaluator_tables
 from utils.people.agreement import Evaluator, Human
-from utils.people.corrected import agreement_by_group, corrected_figures, corrected_tables, read_rated
+from utils.people.corrected import agreement_of_people, corrected_figures, corrected_tables, read_rated
 from utils.people.evaluator_tables import (
     BEST_PUBLISHED,
     LEAST_RANKED,
@@ -137,7 +138,7 @@ def compare_with_people(args: cli.Arguments, outputs: list[str]) -> int:
     systems = [read_rated(one_line(name), path, read[path], people) for name, path, people in args.corrected]
     check_same_judge(read)
     prepare_derived(outputs, SCRIPT, args.overwrite)
-    figures = [corrected_figures(system) | {"agreement": agreement_by_group(system)} for system in systems]
+    figures = [corrected_figures(system) | {"agreement": agreement_of_people(system)} for system in systems]
     print(to_markdown(corrected_tables(figures)), end="")
     if outputs:
         text = json.dumps({"systems": figures}, ensure_ascii=False, indent=2) + "\n"

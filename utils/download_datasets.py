@@ -5,16 +5,18 @@
   python utils/download_datasets.py --dataset LongLaMP-review --output_dir data           user, temporal
   python utils/download_datasets.py --dataset PersonaMem-32k --output_dir data            32k, 128k, 1M
   python utils/download_datasets.py --dataset PersonaMem-v2-32k --output_dir data         32k, 128k
+  python utils/download_datasets.py --dataset BESPOKE --output_dir data                   all histories, chat, search
   python utils/download_datasets.py --dataset PersonalizedRewardBench --output_dir data   pairs of responses
 
 LaMP-QA's files, one for each of three categories and three splits, are JSON arrays named <category>_<split>.json. LaMP
 and LongLaMP have <dataset>_<setting>_<split>.json. PersonaMem has PersonaMem_<size>.json, with the histories that its
-questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. Personalized
-RewardBench has LaMP-QA's test questions in PersonalizedRewardBench_<category>.json, with the responses to them in
-..._chosen.json and ..._rejected.json. Finished files are left alone, so the same command again fetches the missing
-ones. Each file's <file>.manifest.json holds its origin (for a dataset on the hub, the commit), the number of questions,
-and hashes. Without internet, --source_dir takes the original files from a folder, or HF_HUB_OFFLINE=1 takes the files
-that an earlier run saved in --cache_dir.
+questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. BESPOKE has
+BESPOKE_all.json, and the responses that people scored in BESPOKE_meta_test.json, ..._responses.json and
+..._ratings.json. Personalized RewardBench has LaMP-QA's test questions in PersonalizedRewardBench_<category>.json, with
+the responses to them in ..._chosen.json and ..._rejected.json. Finished files are left alone, so the same command again
+fetches the missing ones. Each file's <file>.manifest.json holds its origin (for a dataset on the hub, the commit), the
+number of questions, and hashes. Without internet, --source_dir takes the original files from a folder, or
+HF_HUB_OFFLINE=1 takes the files that an earlier run saved in --cache_dir.
 """
 
 import argparse
@@ -47,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dataset", default=FIRST, choices=names, metavar="NAME", help=f"{', '.join(names)} (%(default)s)")
     add("--setting",
         help="user or time for LaMP, user or temporal for LongLaMP: split by user or by time (user); for PersonaMem-v2 "
-        "train or validation, instead of its benchmark table (off)")
+        "train or validation, instead of its benchmark table (off); for BESPOKE chat or search (both histories)")
     add("--dataset_save_directory", "--output_dir", required=True, metavar="DIR", help="output folder")
     add("--source_dir", metavar="DIR", help="folder with the original files (default: download them)")
     add("--cache_dir", default="./cache", help="folder for downloaded original files (%(default)s)")

@@ -90,6 +90,8 @@ def describe_answer(questions: dict[str, str], question_id: str, answer: str | N
         for detail in entry["details"]:
             if "aspect" in detail:
                 lines.append(f"    {in_words(detail['score']):<14} {printable(detail['aspect'])}")
+            elif (part := detail.get("criterion") or detail.get("claim")) is not None:  # of BESPOKE
+                lines.append(f"    {'-' if detail['score'] is None else detail['score']:<14} {printable(part)}")
     return "\n".join(lines) + "\n"
 
 

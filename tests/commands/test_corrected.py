@@ -12,7 +12,12 @@ from utils.people.corrected import Rated, corrected_figures
 ASPECTS = 4
 
 
-def simulated(dice, number=400, rated=80, per_user=1, bias=0.15, lost=0.1):
+def rated(entries, verdicts):
+    by_people = {key: sum(values) / (2 * len(values)) for key, values in verdicts.items()}
+    return Rated("A", entries, verdicts, by_people, "aspect")
+
+
+def simulated(dice, number=400, num_rated=80, per_user=1, bias=0.15, lost=0.1):
     """Return a system's mean score by people in the population, and a sample with a judge who is too kind.
 
     Of the answers, a share of `lost` is missing. A user's questions are alike.
@@ -28,8 +33,8 @@ def simulated(dice, number=400, rated=80, per_user=1, bias=0.15, lost=0.1):
         for i in range(number)
     ]  # fmt: skip
     of_answers = np.flatnonzero(answered)
-    drawn = dice.choice(of_answers, rated, replace=False)
-    return 0.5 * (1 - lost), Rated("A", entries, {f"q{i}": people[i].tolist() for i in drawn})
+    drawn = dice.choice(of_answers, num_rated, replace=False)
+    return 0.5 * (1 - lost), rated(entries, {f"q{i}": people[i].tolist() for i in drawn})
 
 
 @pytest.mark.parametrize("per_user", [1, 4])
@@ -51,7 +56,7 @@ def test_figures_by_hand():
     def entry(i, score, answered=True):
         return {"id": f"q{i}", "group": "law", "answered": answered, "score": score, "details": [{"score": 2 * score}]}
 
-    system = Rated("A", [entry(1, 1), entry(2, 0.5), entry(3, 0.5), entry(4, 0, False)], {"q1": [1], "q2": [1]})
+    system = rated([entry(1, 1), entry(2, 0.5), entry(3, 0.5), entry(4, 0, False)], {"q1": [1], "q2": [1]})
     figures = corrected_figures(system)
     # Three of four have an answer, so the gap of -1/4 on answers is one of -3/16 on all.
     assert figures["uncorrected"] == 0.5 and figures["corrected"] == pytest.approx(0.5 - 3 / 16)
@@ -62,13 +67,13 @@ def test_figures_by_hand():
     width = figures["corrected_interval"][1] - figures["corrected"]
     t = 12.7062  # with 1 degree of freedom
     assert width == pytest.approx(t * np.sqrt(((of_all + of_rated) ** 2).sum()), rel=1e-4)
-    system.verdicts["q2"] = [0]
+    system.by_people["q2"] = 0
     assert corrected_figures(system)["corrected_interval"] is None  # all gaps are equal
 
 
 @pytest.fixture
 def study(tmp_path):
-    _, system = simulated(np.random.default_rng(0), number=60, rated=30)
+    _, system = simulated(np.random.default_rng(0), number=60, num_rated=30)
     for entry in system.entries:
         entry |= {"question_sha256": "0", "category": "law"}
         entry["details"] = [{"aspect": str(n), **detail} for n, detail in enumerate(entry["details"])]
@@ -99,7 +104,7 @@ def test_files_become_tables(study, tmp_path, capsys):
     [
         ({"verdicts": {}}, "people.json: fewer than two of its questions have a score and an answer in "),
         ({"choices": {}, "verdicts": None}, "people.json: has no verdicts; give the output of human_evaluation.py"),
-        ({"one": {"aspect 0": 1}}, ": has not one verdict of 0, 1 or 2 on each of 4 aspects"),
+        ({"one": {"aspect 0": 1}}, ": has not one verdict of 0, 1, 2 on each aspect of its 4"),
     ],
 )
 def test_other_files_are_refused(study, change, told):

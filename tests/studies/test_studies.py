@@ -99,6 +99,7 @@ COUNTS = {
     "pr2": 3 * (3 + 3 * 6 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 8 + 2 + 3 + 1) + 1,
     "planner_rl": 3 * (3 + 1 + 3 * 6 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 6 + 2 + 4 + 1) + 1,
     "beyond": 3 * (3 + 1 + 19 + 25 + 7 + 20 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 1) + 1,
+    "bespoke": 2 + 2 + 3 * 3 + 2,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -433,7 +434,7 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
 def test_the_table_of_the_docs_counts_what_the_commands_ask(commands_of, tmp_path, name):
     """Per question of each split: how often it is answered, with how many posts, and how often that is judged."""
     if f"{name}.sh" not in study_costs.STUDIES:
-        assert name in ("beyond", "rl", "lamp", "lamp_flant5", "longlamp")
+        assert name in ("beyond", "bespoke", "rl", "lamp", "lamp_flant5", "longlamp")
         return
     asked, judged, samples = Counter(), Counter(), {}  # samples of a question by response file
     for script, args in map(parse, commands_of(name)):

@@ -103,7 +103,7 @@ class Choice:
         return Parsed(self.read(match[1]), how, None)
 
 
-def _choice(
+def choice(
     name: str,
     value: str,
     read: Callable[[str], int | float],
@@ -121,9 +121,9 @@ def _choice(
     return Choice(readers.field_named(name), pattern(f"{value}{ends}"), pattern(alone), read, values, in_prose)
 
 
-_VERDICTS = _choice("match_score", r"([0-2])(?:\.0++)?", int, "an integer 0-2", in_prose=_IN_PROSE)
-_LEVELS = _choice("score", r"(0?\.(?:0|25|50?|75)0{0,3}|[01](?:\.0{1,4})?)", float, "0, 0.25, 0.5, 0.75 or 1")
-_PREFERENCES = _choice("better_response", r"[\"']?(?:response[ _]?)?([12])[\"']?", int, "1 or 2", quoted=True)
+_VERDICTS = choice("match_score", r"([0-2])(?:\.0++)?", int, "an integer 0-2", in_prose=_IN_PROSE)
+_LEVELS = choice("score", r"(0?\.(?:0|25|50?|75)0{0,3}|[01](?:\.0{1,4})?)", float, "0, 0.25, 0.5, 0.75 or 1")
+_PREFERENCES = choice("better_response", r"[\"']?(?:response[ _]?)?([12])[\"']?", int, "1 or 2", quoted=True)
 VERDICT_SCHEMA = _VERDICTS.field.schema({"type": "integer", "enum": list(VERDICT_VALUES)})
 LEVEL_SCHEMA = _LEVELS.field.schema({"type": "number", "enum": list(LEVELS)})
 PREFERENCE_SCHEMA = _PREFERENCES.field.schema({"type": "integer", "enum": [1, 2]})

@@ -5,7 +5,7 @@ utils/download_datasets.py converts them to the files that every command reads.
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from utils.base.web_files import Server
 AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be published
 CARD = "README.md"
 SUFFIXES = (".json", ".jsonl", ".parquet")
+RESPONSES, RATINGS = "responses", "ratings"  # files beside ours: responses, and people's ratings of them
 
 
 class Source(NamedTuple):
@@ -43,6 +44,7 @@ class Originals(NamedTuple):
     messages: str = ""  # the key of the messages in a history's file
     ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
     responses: Sequence[str] = ()  # columns of responses; each becomes a file beside ours
+    tables: Mapping[str, list[str]] = {}  # paths by table, if our file is joined from tables
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
@@ -95,6 +97,24 @@ class Pairs(OnHub):
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of the test split of the config `split`; UserError if the source has none."""
         return Originals(files_of(source, split, "test"), responses=("chosen", "rejected"))
+
+
+@dataclass(frozen=True)
+class Tables(OnHub):
+    """Tables on the hub, a folder each, from which a benchmark joins each part: `tables` has its tables, by part."""
+
+    tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def originals(self, source: Source, split: str) -> Originals:
+        """Return the files of a part's tables; UserError if the source lacks a table."""
+        readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
+        tables = {}
+        for name in self.tables[split]:
+            tables[name] = [path for path in readable if PurePosixPath(path).parent.name == name]
+            if not tables[name]:
+                kinds = ", ".join(SUFFIXES)
+                raise UserError(f"{source.name}: has no folder {name} with a file of a supported type ({kinds})")
+        return Originals([], tables=tables, responses=(RESPONSES, RATINGS) if split == "meta_test" else ())
 
 
 class SharedContexts(OnHub):

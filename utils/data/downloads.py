@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,10 +21,10 @@ from utils.base.web_files import Server
 from utils.base.writing import delete_leftovers, open_whole, real_path, replacing, write_array
 from utils.benchmarks.checks import Record, check_field, check_id
 from utils.benchmarks.personamem.contexts import ContextsFile, refer, write_contexts
-from utils.benchmarks.published import CARD, OnHub, OnServer, Originals, Source
+from utils.benchmarks.published import CARD, RATINGS, RESPONSES, OnHub, OnServer, Originals, Source
 from utils.benchmarks.task import Task
-from utils.data.datasets import read_questions
-from utils.data.originals import read_originals
+from utils.data.datasets import check_record, read_questions
+from utils.data.originals import read_originals, rows_of
 from utils.data.responses import question_hash
 from utils.data.tables import table_rows
 from utils.models.hub import HubFailedError, UnreachableError, ask_hub, hub_errors, is_folder
@@ -105,6 +106,7 @@ def make_file(
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
+    names += chain.from_iterable(originals.tables.values())
     stem = real_path(path).with_suffix("")  # of a link's target, which is the file that is written
     beside = stem.with_name(f"{stem.name}_contexts.jsonl") if originals.contexts or originals.link else None
     name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
@@ -127,11 +129,16 @@ def make_file(
     manifest = {**run, "settings": settings}
     with telling_how_again(source, files), publishing(path, manifest) as staged:
         if beside is None:
-            announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
-            number, texts = write_questions(task, originals, files, staged)
+            announce_file("writing", path, sum(file.stat().st_size for file in files.values()))
+            write = write_joined if originals.tables else write_questions
+            number, texts = write(task, split, originals, files, staged)
             figures: dict[str, Any] = {"questions": number}
             for response_path, wanted in responses.items():
-                publish(response_path, texts[wanted["response"]], {**run, "settings": wanted})
+                content = texts[column := wanted["response"]]
+                if column == RATINGS:  # of responses that are written by now
+                    figures["rated"] = len(content)
+                    content = {"verdicts": content, "responses": file_hash(next(iter(responses)))}
+                publish(response_path, content, {**run, "settings": wanted})
         else:
             figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
         expected = published.questions[split]
@@ -149,6 +156,8 @@ def describe_figures(figures: dict[str, Any]) -> str:
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
+    if "rated" in figures:
+        notes.append(f"{figures['rated']} with a response that has all scores of a person")
     if figures.get("identical_options"):
         right = f"in {figures['identical_to_right']} of these, the right option is one of the two"
         notes.append(f"{figures['identical_options']} with two identical options; {right}")
@@ -194,8 +203,25 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
         raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
 
 
+def write_joined(
+    task: Task, split: str, originals: Originals, files: dict[str, Path], path: Path
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Write the records that a benchmark joins from tables; return their number, and the content of files beside."""
+    rows = lambda paths: chain.from_iterable(rows_of(files[file]) for file in paths)  # noqa: E731
+    placed, texts = task.files.join(split, {name: rows(paths) for name, paths in originals.tables.items()})
+    if not placed:
+        raise UserError(f"{path.parent}: the tables have no questions of the part {split}")
+    records = [record for _, record in placed]
+    for where, record in placed:
+        check_record(record, where, [name for name in task.fields if name in record])
+    for record in records:
+        for response in texts.get(RESPONSES, {}).get(record["id"], ()):
+            response["question_hash"] = question_hash(record)
+    return write_array(path, records, indent=4), texts
+
+
 def write_questions(
-    task: Task, originals: Originals, files: dict[str, Path], path: Path
+    task: Task, split: str, originals: Originals, files: dict[str, Path], path: Path
 ) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]]]:
     """Write the records of these files as one JSON array, without their columns of responses.
 

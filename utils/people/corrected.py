@@ -13,12 +13,15 @@ from typing import Any
 from utils.base.errors import UserError, quote
 from utils.base.json_files import read_json
 from utils.base.manifest import settings_of
-from utils.benchmarks.lampqa.aspects import question_score
+from utils.benchmarks import tasks
 from utils.benchmarks.scoring import cohens_kappa
-from utils.data.scores import Entry, Scores, strategy_in_words
+from utils.data.scores import Entry, Scores, metric_of, strategy_in_words
+from utils.people.graded import graded_agreement, graded_table
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.system_scores import cluster_of
 
+# The metrics whose verdicts people give too: the field that names a verdict, and its values.
+RATED = {"aspect": ("aspect", (0, 1, 2)), "personal": ("criterion", (1, 2, 3, 4, 5))}
 LEAST_RATED = 20  # questions; below, the interval of a mean is not to be trusted
 
 
@@ -28,7 +31,9 @@ class Rated:
 
     name: str
     entries: list[Entry]  # with a score
-    verdicts: dict[str, list[int]]  # people's, by question id, in the order of the aspects
+    verdicts: dict[str, list[int]]  # people's, by question id, in the order of the entry's details
+    by_people: dict[str, float]  # the score of these verdicts
+    strategy: str  # a name in `RATED`
 
 
 def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> Rated:
@@ -42,22 +47,27 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
         raise UserError(f"{people_addr}: has no verdicts; {remedy}")
     if settings_of(score_addr).get("responses") not in (None, people.get("responses")):
         raise UserError(f"{people_addr}: people rated other responses than those in {score_addr}; rate the judged ones")
-    if (strategy := strategy_in_words(scores)) != "aspect":
-        raise UserError(f"{score_addr}: has scores by {strategy}; --corrected needs verdicts on aspects (aspect)")
+    if (strategy := strategy_in_words(scores)) not in RATED:
+        raise UserError(f"{score_addr}: has scores by {strategy}; --corrected needs scores by {' or '.join(RATED)}")
     entries = [entry for entry in scores["per_question_scores"] if entry["score"] is not None]
-    aspects = {entry["id"]: len(entry["details"]) for entry in entries if entry["answered"]}
-    rated = {}
-    for question_id in verdicts.keys() & aspects.keys():
-        of_question = verdicts[question_id]
+    answered = {entry["id"]: entry["details"] for entry in entries if entry["answered"]}
+    (noun, allowed), (_, metric) = RATED[strategy], metric_of(tasks()[scores["task"]], scores)
+    rated, by_people = {}, {}
+    for question_id in verdicts.keys() & answered.keys():
+        details, of_question = answered[question_id], verdicts[question_id]
         values = list(of_question.values()) if isinstance(of_question, dict) else []
-        are_verdicts = all(type(value) is int and value in (0, 1, 2) for value in values)
-        if len(values) != aspects[question_id] or not are_verdicts:
-            where = f"{people_addr}: id {quote(question_id)}"
-            raise UserError(f"{where}: has not one verdict of 0, 1 or 2 on each of {aspects[question_id]} aspects")
+        are_verdicts = all(type(value) is int and value in allowed for value in values)
+        if len(values) != len(details) or not are_verdicts:
+            where, numbers = f"{people_addr}: id {quote(question_id)}", ", ".join(map(str, allowed))
+            raise UserError(f"{where}: has not one verdict of {numbers} on each {noun} of its {len(details)}")
+        if strategy == "personal":
+            values = [of_question.get(detail[noun]) for detail in details]
         rated[question_id] = values
+        written = [{noun: detail[noun], "score": value} for detail, value in zip(details, values, strict=True)]
+        by_people[question_id] = metric.score_of(written, False)
     if len(rated) < 2:
         raise UserError(f"{people_addr}: fewer than two of its questions have a score and an answer in {score_addr}")
-    return Rated(name, entries, rated)
+    return Rated(name, entries, rated, by_people, strategy)
 
 
 def corrected_figures(system: Rated) -> dict[str, Any]:
@@ -74,7 +84,7 @@ def corrected_figures(system: Rated) -> dict[str, Any]:
     scores = {entry["id"]: entry["score"] for entry in system.entries}
     cluster = {entry["id"]: cluster_of(entry) for entry in system.entries}
     answered = {entry["id"]: float(entry["answered"]) for entry in system.entries}
-    gaps = {key: question_score(values) - scores[key] for key, values in system.verdicts.items()}
+    gaps = {key: score - scores[key] for key, score in system.by_people.items()}
     mean, gap, share = fmean(scores.values()), fmean(gaps.values()), fmean(answered.values())
     num_all, num_rated = len({*cluster.values()}), len({cluster[key] for key in gaps})
 
@@ -104,14 +114,20 @@ def corrected_figures(system: Rated) -> dict[str, Any]:
     return figures
 
 
-def agreement_by_group(system: Rated) -> dict[str, dict[str, Any]]:
-    """Return, by category, the rated questions and the weighted kappa of people's and the judge's verdicts."""
+def agreement_of_people(system: Rated) -> dict[str, Any]:
+    """Return how people's verdicts agree with the judge's: by criterion as in `graded_agreement`, else by category.
+
+    By category, these are the rated questions and the weighted kappa of the verdicts on aspects.
+    """
+    rated = [entry for entry in system.entries if entry["id"] in system.verdicts]
+    if system.strategy == "personal":
+        judged = [[detail["score"] for detail in entry["details"]] for entry in rated]
+        people, persons = [system.verdicts[entry["id"]] for entry in rated], list(map(cluster_of, rated))
+        return graded_agreement(judged, people, persons, [detail["criterion"] for detail in rated[0]["details"]])
     by_group: dict[str, list[list[tuple[int, int]]]] = defaultdict(list)
-    for entry in system.entries:
-        if entry["id"] in system.verdicts:
-            judged = [detail["score"] for detail in entry["details"]]
-            pairs = zip(system.verdicts[entry["id"]], judged, strict=True)
-            by_group[entry["group"] or "(no category)"].append([pair for pair in pairs if pair[1] is not None])
+    for entry in rated:
+        pairs = zip(system.verdicts[entry["id"]], (detail["score"] for detail in entry["details"]), strict=True)
+        by_group[entry["group"] or "(no category)"].append([pair for pair in pairs if pair[1] is not None])
     return {
         group: {"num_questions": len(questions), "kappa": (kappa := cohens_kappa(questions, steps=True)).value,
                 "kappa_interval": kappa.interval}
@@ -120,7 +136,7 @@ def agreement_by_group(system: Rated) -> dict[str, dict[str, Any]]:
 
 
 def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
-    """Return a table of scores, and one of the `agreement` with people by category."""
+    """Return a table of scores, and one of the `agreement` with people."""
     names, rows = ("uncorrected", "corrected", "judge_minus_people"), []
     for figures in systems:
         texts = [figures["name"], str(figures["num_questions"]), str(figures["num_rated"])]
@@ -140,14 +156,15 @@ def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
     if few := [figures["name"] for figures in systems if figures["num_rated"] < LEAST_RATED]:
         notes.append(f"Fewer than {LEAST_RATED} rated questions, so intervals may be too narrow: {', '.join(few)}.")
     heads = ["System", "Questions", "Rated", "Judge", "95% interval", "Corrected", "95% interval", "Judge minus people"]
+    scores = Table([*heads, "95% interval"], rows, notes)
+    by_criterion = {figures["name"]: figures["agreement"] for figures in systems if "criteria" in figures["agreement"]}
+    if by_criterion:
+        return [scores, graded_table(by_criterion)]
     agreements = []
     for figures in systems:
         for group, part in figures["agreement"].items():
             kappa = signed(part["kappa"]), interval_text(part["kappa_interval"])
             agreements.append([figures["name"], group, str(part["num_questions"]), *kappa])
     note = "Kappa: Cohen's of people's and the judge's verdicts on aspects, weighted by squared distance."
-    return [
-        Table([*heads, "95% interval"], rows, notes),
-        Table(["System", "Category", "Rated questions", "Kappa", "95% interval"],
-              [list(map(Cell, texts)) for texts in agreements], [note], num_names=2),
-    ]  # fmt: skip
+    heads = ["System", "Category", "Rated questions", "Kappa", "95% interval"]
+    return [scores, Table(heads, [list(map(Cell, texts)) for texts in agreements], [note], num_names=2)]

@@ -135,7 +135,7 @@ def describe_answer(
     whole = any(map(is_whole, scored_entries))
     # If whole answers are judged: one detail per metric, None for a metric without scores. Otherwise one per aspect.
     of_aspects = scored_entries[0]["details"] if scored_entries else []
-    details = [entry and entry["details"][0] for entry in entries] if whole else of_aspects
+    details = [entry and entry["details"][0] | {"score": entry["score"]} for entry in entries] if whole else of_aspects
     return {
         "output": answer["output"],
         # In other cases the raw text repeats the answer; with options, the answer is only a part of the raw text.

@@ -13,7 +13,7 @@ from utils.tables.formats import few
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
     "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
-    "constrained_decoding", "reasoning_parser", "dtype",
+    "constrained_decoding", "reasoning_parser", "dtype", "shots",
 )  # fmt: skip
 
 

@@ -1,0 +1,72 @@
+"""The judge of personalization: four scores from 1 to 5 for a response, from one verdict. Pure.
+
+A question's score is (mean of the four - 1) / 4: from 0, if all are 1, to 1, if all are 5. A text without one of the
+four is not a verdict, so the judge is asked again (the public code keeps it, with null). A score is read from a field
+of a JSON object, as the judge's choices of LaMP-QA are.
+"""
+
+from typing import Any
+
+from utils.benchmarks.choices import choice
+from utils.benchmarks.direct import summarize_scores
+from utils.benchmarks.readers import Parsed, nothing
+from utils.benchmarks.scoring import Verdict, is_answered, mean, origin
+
+CRITERIA = ("need_alignment", "content_depth", "tone", "explanation_style")
+LEVELS = (1, 2, 3, 4, 5)
+_CHOICES = [choice(name, r"([1-5])(?:\.0++)?", int, "an integer 1-5") for name in CRITERIA]
+_PROPERTIES = {"reasoning": {"type": "string"}}
+_PROPERTIES |= {name: {"type": "integer", "enum": list(LEVELS)} for name in CRITERIA}
+SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": [*_PROPERTIES], "additionalProperties": False}
+
+
+def parse_scores(text: str, cut: bool = False) -> Parsed:
+    """Read the four scores; the value is a score by criterion, or None if one is missing or refused."""
+    read = [one.parse(text, cut) for one in _CHOICES]
+    if problem := next((parsed.reason for parsed in read if parsed.value is None), None):
+        return nothing(problem)
+    how = "strict" if all(parsed.how == "strict" for parsed in read) else "repaired"
+    return Parsed({name: parsed.value for name, parsed in zip(CRITERIA, read, strict=True)}, how, None)
+
+
+def shots_text(shots: list[dict[str, Any]]) -> str:
+    """Return a person's scored responses for the judge's prompt."""
+    parts = []
+    for number, shot in enumerate(shots, 1):
+        lines = [f"Response {number}:", shot["response"], ""]
+        for name in CRITERIA:
+            score, feedback = shot["scores"].get(name), shot.get("feedback", {}).get(name)
+            lines.append(f"{name}: {score or 'no score'}{f' ({feedback})' if feedback else ''}")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def entry(verdict: Verdict) -> dict[str, Any]:
+    """Return a question's entry in the score file; without an answer, each criterion has the lowest score."""
+    scores = dict.fromkeys(CRITERIA, None if is_answered(verdict) else LEVELS[0]) | (verdict["value"] or {})
+    details = [{"criterion": name, "score": score, **origin(verdict)} for name, score in scores.items()]
+    return {"answered": is_answered(verdict), "score": score_of(details), "details": details}
+
+
+def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
+    """Return (mean of the four scores - 1) / 4 of an entry's details; ValueError if one of the four is not there."""
+    if [detail.get("criterion") for detail in details if isinstance(detail, dict)] != [*CRITERIA]:
+        raise ValueError(f"field 'details' is not a score on each of {', '.join(CRITERIA)}")
+    scores = [detail.get("score") for detail in details]
+    for score in scores:
+        if score is not None and (type(score) is not int or score not in LEVELS):
+            raise ValueError(f"{score!r} is not a score: an integer from 1 to 5, or null")
+    if None in scores:
+        return 0 if unscored_as_zero else None
+    return (sum(scores) / len(scores) - LEVELS[0]) / (LEVELS[-1] - LEVELS[0])
+
+
+def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the head of a score file, with each criterion's mean, 1 to 5, over the questions that have its score."""
+    means = {}
+    for number, name in enumerate(CRITERIA):
+        scores = [question["details"][number]["score"] for question in per_question]
+        means[name] = mean([score for score in scores if score is not None])
+    head = summarize_scores(per_question)
+    head["num_unscored"] = len(per_question) - head["num_scored_questions"]  # verdicts, not scores
+    return {"strategy": "personal", **head, "means": means}

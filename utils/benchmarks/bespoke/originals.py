@@ -1,0 +1,135 @@
+"""Join BESPOKE's published tables to records, and read the responses that people scored."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from utils.base.errors import UserError, quote
+from utils.benchmarks.bespoke.criteria import CRITERIA, LEVELS
+from utils.benchmarks.checks import Record, Text, check_field, check_form, check_id
+from utils.benchmarks.published import RATINGS, RESPONSES
+
+NAME = "BESPOKE"
+HISTORIES = ("chat", "search")
+META_TEST = "meta_test"  # the part with the responses that people scored, which are not among the shots
+SHARED = ("queries", "gold_information", "personalized_rubric", "evaluation_shot")  # tables that every part needs
+
+Rows = Iterable[tuple[str, dict[str, Any]]]  # rows of a table, each with its place for messages
+ByQuestion = dict[tuple[str, str], tuple[str, Any]]  # by person and number of the question: a place and a value
+
+
+class Claims(msgspec.Struct):
+    gold_information: list[str | int | float]
+
+
+class Response(msgspec.Struct):
+    contents: Text
+
+
+class Responses(msgspec.Struct):
+    response_list: list[Response] | None = None
+
+
+def join_tables(split: str, tables: Mapping[str, Rows]) -> tuple[list[tuple[str, Record]], dict[str, dict[str, Any]]]:
+    """Return a part's records, each after its place for messages, and for `META_TEST` its responses and their ratings.
+
+    A record of `META_TEST` is a question with one response that a person scored; a response without one of the four
+    scores has no rating. UserError if a row is damaged or repeated, or a question has no rubric or need.
+    """
+    claims = by_question(tables["gold_information"], "gold_information_value", Claims)
+    rubrics = by_question(tables["personalized_rubric"], "personalized_rubric_value")
+    shots = by_question(tables["evaluation_shot"], "evaluation_shot_value", Responses)
+    needs = by_question(queries := list(tables["queries"]), "gold_information_need")
+    scored = by_question(tables.get(META_TEST, ()), f"{META_TEST}_set_value", Responses)
+    sessions = sessions_by_person(tables)
+    records, responses, ratings = [], {}, {}
+    for key, (where, question) in by_question(queries, "query").items():
+        person, number = key
+        if key not in rubrics:
+            raise UserError(f"{where}: personalized_rubric has no rubric for {person}, query {number}")
+        record = {"task": NAME, "id": f"{person}-{number}", "author": person, "question": question}
+        record |= {"need": needs[key][1], "rubric": rubrics[key][1]}
+        record["claims"] = [str(claim) for claim in claims[key][1]["gold_information"]] if key in claims else []
+        record["shots"] = read_scored(*shots[key]) if key in shots else []
+        if split != META_TEST:
+            records.append((where, record | {"profile": sessions.get(person, [])}))
+            continue
+        for place, shot in enumerate(read_scored(*scored[key]) if key in scored else [], 1):
+            record_id = f"{record['id']}-{place}"
+            records.append((scored[key][0], {**record, "id": record_id}))
+            responses[record_id] = [{"output": shot["response"]}]
+            if None not in shot["scores"].values():
+                ratings[record_id] = shot["scores"]
+    for table in (claims, rubrics, shots, scored):
+        if foreign := table.keys() - needs.keys():
+            where, (person, number) = table[min(foreign)][0], min(foreign)
+            raise UserError(f"{where}: queries has no query {number} of {person}; give tables of one release")
+    return records, {RESPONSES: responses, RATINGS: ratings} if split == META_TEST else {}
+
+
+def by_question(rows: Rows, column: str, form: Any = None) -> ByQuestion:
+    """Return a column's texts, or with `form` the JSON in them; UserError if one is damaged or repeated."""
+    values: ByQuestion = {}
+    for where, row in rows:
+        person = person_of(row, where)
+        number = re.search(r"\d+", str(row.get("query-id")))
+        if number is None:
+            raise UserError(f"{where}: column 'query-id' is {quote(str(row.get('query-id')))}; it must have a number")
+        key = person, str(int(number[0]))
+        check_field(row, where, column)
+        value = row[column]
+        if form is not None:
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise UserError(f"{where}: column {column!r} is not JSON: {quote(value[:60])}") from None
+            check_form(value, form, where, column)
+        if key in values:
+            raise UserError(f"{where}: {person} has two rows with query {key[1]}")
+        values[key] = where, value
+    return values
+
+
+def person_of(row: Any, where: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a row of a table")
+    return check_id(row.get("user"), where, "user")
+
+
+def read_scored(where: str, value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the responses of a list that a person scored, as `shots` of a record; UserError for a score not 1 to 5."""
+    shots = []
+    for response in value.get("response_list") or []:
+        parts = {name: part if isinstance(part := response.get(name), dict) else {} for name in CRITERIA}
+        scores = {name: level_of(part.get("score"), f"{where}: score of {name}") for name, part in parts.items()}
+        feedback = {name: part.get("feedback") for name, part in parts.items()}
+        feedback = {name: text for name, text in feedback.items() if isinstance(text, str) and text.strip()}
+        shots.append({"response": response["contents"], "scores": scores, "feedback": feedback})
+    return shots
+
+
+def level_of(value: Any, where: str) -> int | None:
+    """Return a person's score; None if there is none."""
+    if value is None or value == "":
+        return None
+    text = str(value).strip().removesuffix(".0")
+    if isinstance(value, bool) or text not in map(str, LEVELS):
+        raise UserError(f"{where} is {quote(str(value))}; it must be an integer from 1 to 5")
+    return int(text)
+
+
+def sessions_by_person(tables: Mapping[str, Rows]) -> dict[str, list[dict[str, str]]]:
+    """Return each person's sessions in the order of the tables, chats first; sessions without text are left out."""
+    sessions: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for kind in HISTORIES:
+        for where, row in tables.get(f"{kind}_history", ()):
+            person, text = person_of(row, where), row.get("history")
+            if text is not None and not isinstance(text, str):
+                raise UserError(f"{where}: column 'history' is not text")
+            if text and text.strip():
+                sessions[person].append({"id": check_id(row.get("id"), where), "kind": kind, "text": text})
+    return sessions
