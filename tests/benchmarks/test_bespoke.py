@@ -2,6 +2,11 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +14,23 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from api_server import CRITERIA, Reply, default_reply, serve, text_of
+from batch_server import serve_batches
 from scipy import stats
 from sklearn.metrics import accuracy_score
 
 import baselines
 import evaluate_responses
 from retrieval import rank_dataset
-from utils import compare_evaluators, download_datasets, make_table, report, show_answers
+from utils import batch, compare_evaluators, download_datasets, make_table, report, show_answers
 from utils.base.errors import UserError
 from utils.benchmarks.bespoke import claims, criteria
 from utils.data.datasets import read_dataset
+from utils.generation import batches
 from utils.people import graded
 from utils.people.graded import OVERALL, agreement_of, graded_agreement
 
-SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_bespoke"
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "tests/data/mini_bespoke"
 QUERIES = "queries/query_table.jsonl"
 SHOTS, META = "evaluation_shot/evaluation_shot.jsonl", "meta_test/meta_test_set.jsonl"
 RUBRICS, CLAIMS = "personalized_rubric/personalized_rubric.jsonl", "gold_information/gold_information.jsonl"
@@ -421,3 +429,49 @@ def test_other_ratings_are_refused(road, data, verdicts, message):
         road.run(
             compare_evaluators, "--corrected", "J", road.folder / "people_scores.json", road.folder / "ratings.json"
         )
+
+
+# What every benchmark's runs promise
+
+
+def test_a_killed_judge_goes_on(road, tmp_path):
+    """What it had read is not paid for again, and the scores are those of a run that was not killed."""
+    road.answer("a", "--inputs_addr", road.data / "BESPOKE_all.json")
+    whole = road.judge("a", "--completions", tmp_path / "other")
+    paid = len(road.server.requests)
+    under_way = threading.Event()
+
+    def slow(request):
+        under_way.set()
+        time.sleep(0.05)
+        return default_reply(request)
+
+    road.server.reply, before = slow, len(road.server.requests)
+    scores = tmp_path / "killed.json"
+    words = ["--inputs_addr", road.data / "BESPOKE_all.json", "--response_addr", road.folder / "a.json"]
+    words += ["--score_addr", scores, "--evaluator_llm", "j", "--openai", "--base_url", road.server.url]
+    words += ["--api_key_addr", road.folder / "key.txt", "--max_concurrency", 1]
+    command = list(map(str, [sys.executable, ROOT / "evaluate_responses.py", *words]))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert under_way.wait(300)
+    while len(road.server.requests) < before + 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(300) == -signal.SIGKILL and not scores.exists()
+    assert subprocess.run(command, capture_output=True, timeout=300, check=False).returncode == 0
+    assert json.loads(scores.read_text())["per_question_scores"] == whole["per_question_scores"]
+    assert len(road.server.requests) - before <= paid - 6 + 1  # the answers, and the request under way
+
+
+def test_verdicts_by_batches_are_those_of_single_requests(road, tmp_path, monkeypatch):
+    road.answer("a", "--inputs_addr", road.data / "BESPOKE_all.json")
+    whole = road.judge("a", "--strategy", "recall")
+    monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
+    with serve_batches() as server:
+        words = ["evaluate_responses.py", "--strategy", "recall", "--inputs_addr", road.data / "BESPOKE_all.json"]
+        words += ["--response_addr", road.folder / "a.json", "--score_addr", tmp_path / "batched.json"]
+        words += ["--evaluator_llm", "j", "--openai", "--base_url", server.url]
+        assert batch.main(list(map(str, [*words, "--api_key_addr", road.folder / "key.txt"]))) == 0
+        assert server.batches
+    scores = json.loads((tmp_path / "batched.json").read_text())
+    assert scores["per_question_scores"] == whole["per_question_scores"]
