@@ -32,7 +32,6 @@ from utils.tables.formats import interval_text, number, signed
 
 SCRIPT = "utils/panel_scores.py"
 OF_SAMPLES = ("samples", "sample_words", "unanswered_samples")
-NUM_QUESTIONS = 10  # printed, on which judges differ most
 
 
 def build_parser() -> cli.FlagParser:
@@ -72,6 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     questions = counted(content["num_scored_questions"], "question")
     print(f"{args.output_addr}: score {mean} over {questions}; {content['verdicts']}")
     print(*agreement_lines(panels, names), sep="\n")
+    divided = aspects.most_divided(content["per_question_scores"])
+    listed = ", ".join(f"{key} ({number(width, 2)})" for key, width in divided)
+    print(f"questions on which the judges' scores differ most: {listed or 'none'}")
     return 0
 
 
@@ -134,7 +136,7 @@ def merge_parts(parts: tuple[dict[str, Any], ...], merge: str) -> Verdict:
 
 
 def agreement_lines(panels: list[list[Entry]], names: list[str]) -> list[str]:
-    """Return lines on the agreement of each two judges, of all, and on the questions that divide them most."""
+    """Return lines on the agreement of each two judges, and of all."""
     answered = [panel for panel in panels if panel[0]["answered"]]
     verdicts = [[[part["score"] for part in parts] for parts in parts_of(panel)] for panel in answered]
     lines, units = [], []
@@ -148,14 +150,7 @@ def agreement_lines(panels: list[list[Entry]], names: list[str]) -> list[str]:
         units.append([part for part in given if len(part) > 1])
     alpha = krippendorffs_alpha(units, steps=True)
     lines.append(f"Krippendorff's alpha of all judges: {signed(alpha.value)} {interval_text(alpha.interval)}")
-    spreads = []
-    for panel in answered:
-        scores = [entry["score"] for entry in panel if entry["score"] is not None]
-        if len(scores) > 1 and max(scores) > min(scores):
-            spreads.append((max(scores) - min(scores), panel[0]["id"]))
-    most = sorted(spreads, key=lambda pair: (-pair[0], pair[1]))[:NUM_QUESTIONS]
-    listed = ", ".join(f"{key} ({number(spread, 2)})" for spread, key in most)
-    return [*lines, f"questions on which the judges' scores differ most: {listed or 'none'}"]
+    return lines
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from utils.base.json_files import read_json
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import file_hash, settings_of
 from utils.benchmarks import task_of
+from utils.benchmarks.lampqa.aspects import most_divided
 from utils.data.datasets import read_dataset
 from utils.data.responses import (
     is_lamps_own,
@@ -40,6 +41,7 @@ from utils.tables.notes import notes_on, wording_note
 from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"
+PANEL = "utils/panel_scores.py"  # whose score files keep the verdicts of several judges
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -157,7 +159,14 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
         [side] = (side for side in sides if side.name == system.name)
         side.verdicts[system.metric_name] = {entry["id"]: entry for entry in system.entries}
     judged = any(board.metric.judge for board in boards)
-    return boards, [*notes_on(boards), *([wording_note(systems)] if judged else [])]
+    panels = [system for system in systems if PANEL in [settings_of(path).get("script") for path in system.files]]
+    return boards, [*notes_on(boards), *([wording_note(systems)] if judged else []), *map(panel_note, panels)]
+
+
+def panel_note(system: System) -> str:
+    """Return a note on the questions that divide the panel of judges (utils/panel_scores.py)."""
+    divided = ", ".join(f"{key} ({width:.2f})" for key, width in most_divided(system.entries))
+    return f"{system.name}: the judges' scores differ most on {divided or 'no question'}."
 
 
 def check_scores(system: System, datasets: Datasets) -> None:

@@ -1,10 +1,11 @@
 """panel_scores.py: verdicts of several judges become a panel's, by hand; tables name the panel."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from utils import make_table
+from utils import make_table, report
 from utils.base.errors import UserError
 from utils.base.manifest import publish
 from utils.panel_scores import main
@@ -63,6 +64,8 @@ def test_verdicts_are_merged_by_hand(panel, tmp_path, capsys, merge, first, seco
     assert f"{output}: score " in printed and f"over 3 questions; {merge} of J0 and J1 and J2" in printed
     assert "J0 and J2: weighted kappa " in printed and "Krippendorff's alpha of all judges: " in printed
     assert "differ most: q1 (0.25)" in printed
+    shown = report.panel_note(SimpleNamespace(name="Ours", entries=content["per_question_scores"]))
+    assert shown == "Ours: the judges' scores differ most on q1 (0.25)."
     assert make_table.main(["--system", "Ours", str(output), "--samples", "all"]) == 0
     table = capsys.readouterr().out
     assert f"Verdicts differ in kind from the paper's: aspect, {merge} of J0 and J1 and J2." in table

@@ -57,6 +57,21 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
     return question_score([detail["score"] for detail in details], unscored_as_zero, between) if details else None
 
 
+def most_divided(entries: Sequence[dict[str, Any]], number: int = 10) -> list[tuple[str, float]]:
+    """Return the questions on which a panel's judges differ most, and the range of the judges' scores, largest first.
+
+    `entries` are of utils/panel_scores.py, whose details have each judge's verdict in `drawn`.
+    """
+    ranges = {}
+    for one in entries:
+        by_judge = zip(*(detail["drawn"] for detail in one["details"] if "drawn" in detail), strict=True)
+        scores = [question_score(verdicts, between=True) for verdicts in by_judge]
+        scores = [value for value in scores if value is not None]
+        if len(scores) > 1 and max(scores) > min(scores):
+            ranges[one["id"]] = max(scores) - min(scores)
+    return sorted(ranges.items(), key=lambda pair: (-pair[1], pair[0]))[:number]
+
+
 def in_words(verdict: float | None) -> str:
     """Return a verdict in words; a value between the named ones is returned as a number."""
     return VERDICTS.get(verdict) or f"{verdict:.2f}"
