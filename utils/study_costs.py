@@ -67,7 +67,7 @@ STUDIES = {  # with the defaults of the scripts, docs/beyond_planpers.md; their 
     "random_profiles.sh": of_paper("rag", "rag"),
     "offline_rl.sh": of_training(16, 16),
     "vac.sh": of_training(35, 16),
-    "grasp.sh": of_training(1, 1, rounds=1),
+    "grasp.sh": [*of_training(0, 0, rounds=1)[:4], System("rag", "train", asked=16 * ROUND, judged=8 * ROUND)],
     "pr2.sh": of_training(21, 5, share=ROUND),
     "iap.sh": of_training(9, 8, share=ROUND),
     "planner_rl.sh": [System("planpers"), *of_training(8, 8, method="planpers", share=ROUND)],

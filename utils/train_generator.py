@@ -10,14 +10,16 @@
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
---objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or the scores of samples
-(docs/beyond_planpers.md):
+--objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or the scores of samples. The
+last two learn from samples of the model itself (docs/beyond_planpers.md):
 
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective grpo \\
       --inputs_addr train_ranked.json --trace_addr samples.json.trace.jsonl --score_addr scores.json \\
       --output_dir policy
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective distill \\
+      --inputs_addr train_ranked.json --response_addr samples.json --output_dir student
 
 With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
 chat model. The best checkpoint is linked as <output_dir>/best, the last one as <output_dir>/last: models for
@@ -120,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     launch.set_up(args, SCRIPT)
     lessons.check_objective(args)
-    is_round = args.objective == "grpo"
+    is_round, learns_samples = args.objective == "grpo", args.objective in ("distill", "grpo")
 
     # The data, and the prompt whose answers are learnt.
     records, validation_records = launch.read_datasets(args, partial(needs, args))
@@ -129,6 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.num_contexts and not is_round:
         launch.check_ranked(args)
     prompt, teacher = lessons.choose_prompt(args, task), lessons.choose_teacher(args, task)
+    if teacher:
+        lessons.check_samples(args, prompt)
 
     # The model, with flags' defaults that depend on it.
     args = with_defaults(args, task)
@@ -145,10 +149,11 @@ def main(argv: list[str] | None = None) -> int:
         settings["rewarded_by"] = judges
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if is_round:
+        settings |= {"trace": file_hash(args.trace_addr), "scores": file_hash(args.score_addr)}
+    if learns_samples:
         note_other_model(args, model.identity)
         note_restricted_sampling(args)
-        settings |= {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args))}
-        settings |= {"scores": file_hash(args.score_addr)}
+        settings["responses"] = file_hash(scored_addr(args) if is_round else args.response_addr)
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
 
@@ -248,11 +253,8 @@ def choose_window(args: argparse.Namespace, task: Task, model: ModelFolder) -> W
         return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
     if is_seq2seq:
         raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
-    if model.adapter:
-        if (rank := model.adapter["r"]) != args.lora_rank:
-            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {rank}")
-        if args.objective == "distill":
-            raise UserError("--objective distill: starts from a chat model, which is the teacher too; give no adapter")
+    if model.adapter and (rank := model.adapter["r"]) != args.lora_rank:
+        raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {rank}")
     if args.fusion == "decoder":
         raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
     chat = LocalChat(model)
@@ -268,9 +270,7 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
     if size is None:
         size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.objective == "distill" and size > 1:
-        raise UserError(
-            "--per_device_train_batch_size: must be 1 with --objective distill, which samples for each question"
-        )
+        raise UserError("--per_device_train_batch_size: must be 1 with --objective distill; its two prompts differ")
     return args.replaced(
         **{flag: getattr(usual, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
         max_target_length=args.max_target_length or usual.target_tokens,

@@ -95,10 +95,10 @@ COUNTS = {
     "figure2": 9 + 3 + 54 + 3 + 6, "figure16": 6 + 3 + 54 + 3 + 6, "figure3": 9 + 3 + 6 + 3 + 2,
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
     "offline_rl": 3 * (3 + 3 * 6 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 8 + 1 + 3 + 1) + 1,
-    "grasp": 3 * (3 + 6 + 1 + 3 + 1) + 1,
+    "grasp": 3 * (3 + 8 * 6 + 3 + 3 + 1) + 1,
     "pr2": 3 * (3 + 3 * 6 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 8 + 2 + 3 + 1) + 1,
     "planner_rl": 3 * (3 + 1 + 3 * 6 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 6 + 2 + 4 + 1) + 1,
-    "beyond": 3 * (3 + 1 + 19 + 25 + 7 + 20 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 1) + 1,
+    "beyond": 3 * (3 + 1 + 19 + 25 + (8 * 6 + 3) + 17 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 1) + 1,
     "bespoke": 2 + 2 + 3 * 3 + 2,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
@@ -446,7 +446,7 @@ def test_the_table_of_the_docs_counts_what_the_commands_ask(commands_of, tmp_pat
             files = args["response_addr"]
             judged[split[1]] += sum(samples[path] for path in files) / 3 if args["samples"] else len(files) / 3
     systems = study_costs.STUDIES[f"{name}.sh"]
-    of_round = {"train": 24_333 / 3000} if name in ("pr2", "iap", "planner_rl") else {}
+    of_round = {"train": 24_333 / 3000} if name in ("grasp", "pr2", "iap", "planner_rl") else {}
     for counted, field in ((asked, "asked"), (judged, "judged")):
         told = Counter()
         for system in systems:
@@ -690,13 +690,13 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
 @pytest.mark.slow
 def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
     """With vLLM and a training; the teacher's prompt alone shows the rubric, and a second run makes nothing."""
-    done = study("grasp", **trained)
+    done = study("grasp", GRASP_ROUNDS=1, **trained)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "out/chat/test/grasp_judge.md").read_text()
     assert [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:5]][-1] == "| GRASP"
     assert "- GRASP: saw narrative, rubric_aspects in training." in table and "RAG (asker's profile): saw" not in table
     before, num_requests = outputs(tmp_path / "out"), len(server.requests)
-    again = study("grasp", **trained)
+    again = study("grasp", GRASP_ROUNDS=1, **trained)
     assert again.returncode == 0, again.stderr
     assert len(server.requests) == num_requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/chat/test/grasp_judge.md").read_text() == table

@@ -3,6 +3,7 @@
 import json
 
 from utils import train_generator
+from utils.benchmarks.lampqa.answers import write_answer
 from utils.models.model_folder import ModelFolder
 
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "grey", "pink")
@@ -36,12 +37,14 @@ def answer_to(record):
 
 
 def write_files(folder):
-    """Write the dataset, responses with its answers and with worse ones, and the short prompts."""
+    """Write the dataset, responses with its answers and with worse ones, samples of a model, and the short prompts."""
     made = records()
     (folder / "train.json").write_text(json.dumps(made))
     for name, text_of in (("best", answer_to), ("worst", lambda record: "Nobody knows.")):
         content = {record["id"]: [{"output": text_of(record)}] for record in made}
         (folder / f"{name}.json").write_text(json.dumps(content))
+    samples = {record["id"]: [{"output": answer_to(record), "raw": write_answer(answer_to(record))}] for record in made}
+    (folder / "samples.json").write_text(json.dumps(samples))
     (folder / "prompts").mkdir()
     for name, text in PROMPTS.items():
         (folder / "prompts" / f"{name}.txt").write_text(text)
@@ -69,7 +72,6 @@ def make_teacher(folder, source, steps=250):
     from transformers import AutoModelForCausalLM
 
     from prompts import load_prompt
-    from utils.benchmarks.lampqa.answers import write_answer
     from utils.benchmarks.lampqa.task import private_notes
     from utils.generation.chat import LocalChat
 

@@ -50,14 +50,15 @@ def test_responses_are_learnt_by_heart(folder, policy):
 
 @pytest.mark.long
 def test_a_teachers_answers_are_learnt_by_heart(folder):
-    """The teacher answers by its notes; the student has none, and at first writes something else."""
+    """The teacher answers by its notes; the student, which has none, learns from samples with these answers."""
     assert made_up.make_teacher(folder, folder / "model", steps=150) < 0.01
     teacher = folder / "teacher"
     assert greedy_answers(folder, teacher, prompt="teacher") == expected()
     before = greedy_answers(folder, teacher)
     assert sum(before[key] == text for key, text in expected().items()) < 10
     flags = ["--model_addr", teacher, "--objective", "distill", "--max_target_length", 60, "--learning_rate", 1e-2]
-    log = learn(folder, folder / "distill", *flags, "--gradient_accumulation_steps", 8, "--epochs", 16)
+    flags += ["--response_addr", folder / "samples.json", "--gradient_accumulation_steps", 8, "--epochs", 16]
+    log = learn(folder, folder / "distill", *flags)
     losses = figures(log, "loss")
     assert losses[0] > 0.3 and losses[-1] < 0.02
     assert greedy_answers(folder, teacher, folder / "distill/last") == expected()
@@ -98,7 +99,8 @@ def test_a_tokenizer_without_padding_pads_with_any_token(folder, tmp_path, objec
 def test_a_training_of_one_step_learns(folder, tmp_path, objective):
     """An adapter begins as no change, with a B of zeros; a warm-up of one step would leave it so."""
     flags = ["--model_addr", folder / "model", "--objective", objective, "--epochs", 1, "--max_target_length", 60]
-    flags += [] if objective == "distill" else ["--target_addr", folder / "best.json"]
+    texts = ("response", "samples") if objective == "distill" else ("target", "best")
+    flags += [f"--{texts[0]}_addr", folder / f"{texts[1]}.json"]
     flags += ["--worst_addr", folder / "worst.json"] if objective == "dpo" else []
     log = learn(folder, tmp_path / "one", *flags, "--gradient_accumulation_steps", 40)
     assert len(figures(log, "loss")) == 1 and figures(log, "learning_rate")[0] > 0
@@ -163,7 +165,7 @@ def test_a_stopped_training_ends_as_a_whole_one(folder, beginner, monkeypatch, t
     flags = {
         "sft": ["--target_addr", folder / "best.json"],
         "dpo": ["--target_addr", folder / "best.json", "--worst_addr", folder / "worst.json"],
-        "distill": ["--max_target_length", 8],
+        "distill": ["--response_addr", folder / "samples.json", "--max_target_length", 8],
     }[objective]
     start = folder / "model" if objective == "distill" else beginner
     flags = ["--model_addr", start, "--objective", objective, *flags, "--epochs", 1]

@@ -19,9 +19,12 @@ from utils import make_table, select_model, train_generator
 from utils.base.errors import UserError
 from utils.base.manifest import describe_run, publish, settings_of
 from utils.benchmarks import tasks
+from utils.generation.chat import LocalChat
+from utils.generation.fitting import Window
 from utils.generation.model import Model, settings_by_scores
 from utils.models.model_folder import ModelFolder
 from utils.runs.own_method import settings_of_method
+from utils.training.examples import Lesson, make_examples
 from utils.training.lessons import judges_of_rewards, lessons_of, seen_in_training
 
 TASK = tasks()["LaMP-QA"]
@@ -270,14 +273,20 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     [
         (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
         (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
-        (["--objective", "distill", "--validation_addr", "v.json"], "only a training on references is evaluated"),
+        (["--objective", "distill"], "--objective distill: needs --response_addr"),
+        (["--objective", "distill", "--response_addr", "r", "--validation_addr", "v"], "only a training on references"),
         (["--prompt", "feedback"], "--prompt: needs --target_addr"),
-        (["--objective", "distill", "--per_device_train_batch_size", "2"], "must be 1 with --objective distill"),
+        (
+            ["--objective", "distill", "--response_addr", "{samples}", "--per_device_train_batch_size", "2"],
+            "must be 1 with --objective distill",
+        ),
         (["--target_addr", "a", "--prompt", "nothing"], "the prompts of LaMP-QA are none, rag, planner"),
         ([], "LaMP-QA has no references to learn from\n  give responses to learn as --target_addr"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, words, problem):
+    (tmp_path / "samples.json").write_text("{}")
+    words = [word.replace("{samples}", f"{tmp_path}/samples.json") for word in words]
     words = ["--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_dir", str(tmp_path), "--unranked", *words]
     with pytest.raises(UserError, match=problem):
         train_generator.main([*words, "--lora_rank", "16"])
@@ -306,20 +315,59 @@ def test_a_training_on_no_question_is_refused(tmp_path):
         train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 
 
-def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):
+def test_an_adapter_keeps_its_rank(tmp_path):
     save_tiny_chat(tmp_path / "chat")
     (tmp_path / "adapter").mkdir()
     config = {"r": 8, "base_model_name_or_path": str(tmp_path / "chat"), "peft_type": "LORA"}
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
     save_file({}, tmp_path / "adapter/adapter_model.safetensors")
     words = ["--model_addr", tmp_path / "adapter", "--inputs_addr", SAMPLE, "--output_dir", tmp_path, "--unranked"]
-    for rank, problem in ((16, "--lora_rank 16: the adapter .* has rank 8"), (8, "starts from a chat model")):
+    words += ["--target_addr", write_samples(tmp_path), "--lora_rank", 16]
+    with pytest.raises(UserError, match=r"--lora_rank 16: the adapter .* has rank 8"):
+        train_generator.main(list(map(str, words)))
+
+
+def write_samples(tmp_path, **settings):
+    """Samples of the dataset's questions, made with these settings."""
+    raw = json.dumps({"personalized_answer": "Yes."})
+    samples = {record["id"]: [{"output": "Yes.", "raw": raw}] for record in RECORDS}
+    path = tmp_path / "samples.json"
+    publish(
+        path, samples, describe_run({"temperature": 1.0, "top_p": 1.0} | settings.pop("arguments", {}), settings, None)
+    )
+    return path
+
+
+def test_samples_of_another_model_or_prompt_are_not_taken_for_ones_own(tmp_path, capsys):
+    """Another model or restricted sampling is noted; another prompt is refused."""
+    path = write_samples(tmp_path, model="another", arguments={"temperature": 0.5, "top_k": 20})
+    assert train_dry(tmp_path, "--objective", "distill", "--response_addr", path) == 0
+    said = capsys.readouterr().err
+    assert "samples.json: has calls of another, and the training begins with sha256:" in said
+    assert "samples.json: sampled with --top_k 20 and --temperature 0.5, but training uses the full" in said
+    for settings, problem in (({"num_contexts": 3}, "was sampled with 3 posts, not 10\n  give --num_contexts 3"),
+                              ({"prompt": {"rag": "0"}}, "was sampled with another rag prompt")):  # fmt: skip
         with pytest.raises(UserError, match=problem):
-            train_generator.main(list(map(str, [*words, "--objective", "distill", "--lora_rank", rank])))
+            train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path, **settings))
+
+
+def test_a_cut_sample_is_learnt_without_the_end_of_a_turn(tmp_path):
+    """Any beginning of a sample is learnt; a whole one with its end."""
+    window = Window(LocalChat(ModelFolder(str(save_tiny_chat(tmp_path / "chat")))), 512, 8)
+    chat, prompt, teacher = window.chat, load_prompt("lampqa/rag"), load_prompt("lampqa/teacher")
+    texts = (("short", False), ("short", True), ("a text that is longer than the eight tokens of the window", False))
+    lessons = [
+        Lesson(RECORDS[0], {"question": "Why?"}, text, notes="n", is_cut=is_cut)
+        for text, is_cut in texts
+    ]
+    whole, cut, long = make_examples(TASK, lessons, prompt, window, 0, teacher=teacher)
+    assert list(whole.target) == list(chat.render_reply("short")) == [*cut.target, chat.end_of_turn]
+    assert list(long.target) == list(chat.render_reply(texts[2][0]))[:8]
+    assert not any(example.is_cut for example in (whole, cut, long))
 
 
 def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
-    assert train_dry(tmp_path, "--objective", "distill") == 0
+    assert train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "0 questions left out: the profile has text that only the scorer may see" in printed
     assert "= 32 questions per step; 1 step per epoch" in printed
@@ -328,9 +376,10 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
 
 
 def test_a_training_at_rate_0_is_refused(tmp_path):
+    samples = write_samples(tmp_path)
     problem = r"0 in every step: --learning_rate 0.0, 1 step, 0 of them warm-up\n  give a higher rate, less warm-up or"
     with pytest.raises(UserError, match=problem):
-        train_dry(tmp_path, "--objective", "distill", "--learning_rate", 0)
+        train_dry(tmp_path, "--objective", "distill", "--response_addr", samples, "--learning_rate", 0)
 
 
 # The choice of a model

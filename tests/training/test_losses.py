@@ -120,26 +120,28 @@ def test_forward_kl_by_hand():
 
 def test_distillation_by_hand(folder, model, tmp_path):
     """The teacher is the model without its adapter, behind its own prompt; only the adapter gets a gradient."""
-    prompt, teacher = [5, 6, 7], [20, 21, 22, 23, 24]
-    trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, [make_example(prompt, teacher=teacher)])
+    prompt, teacher, reply = [5, 6, 7], [20, 21, 22, 23, 24], [40, 41, 9, 42, 43, 44, 2]
+    example = make_example(prompt, reply, teacher=teacher)
+    trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, [example])
     [inputs] = trainer.get_train_dataloader()
-    reply = trainer._sample(model, inputs["example"])
-    assert torch.equal(reply, trainer._sample(model, inputs["example"])) and 0 < len(reply) <= 12
     with torch.no_grad(), model.disable_adapter():
         whole = model(torch.tensor([[*teacher, *reply]])).logits[0, len(teacher) - 1 : -1].double().log_softmax(-1)
     student = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
     expected = (whole.exp() * (whole - student)).sum(-1).mean()
     loss = trainer.compute_loss(model, inputs)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-3) and loss.item() > 0.01
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5) and loss.item() > 0.01
     loss.backward()
     assert {name for name, weights in model.named_parameters() if weights.grad is not None} == {
         name for name, _ in model.named_parameters() if "lora" in name
     }
-    assert reply_logits(model, prompt, reply).shape == (len(reply), model.config.vocab_size)
+    logits = reply_logits(model, torch.tensor([prompt]), torch.tensor(reply))
+    assert logits.shape == (len(reply), model.config.vocab_size)
 
 
 def test_the_teacher_has_no_dropout_and_the_student_has(folder, model, tmp_path, monkeypatch):
-    trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, [make_example([5, 6, 7], teacher=[20, 21])])
+    trainer = trainer_of(
+        DistillationTrainer, folder, tmp_path, model, [make_example([5, 6, 7], [8, 9], teacher=[20, 21])]
+    )
     modes = []
     forward = type(model.get_base_model()).forward
 
@@ -153,20 +155,16 @@ def test_the_teacher_has_no_dropout_and_the_student_has(folder, model, tmp_path,
     assert set(modes[:-1]) == {(False, False)} and modes[-1] == (True, True)
 
 
-def test_another_step_and_another_question_draw_another_reply(folder, model, tmp_path):
-    examples = [make_example([5, 6, 7], teacher=[5], key=key) for key in "ab"]
-    trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, examples)
-    first, second = (trainer._sample(model, example).tolist() for example in examples)
-    trainer.state.global_step = 1
-    assert len(set(map(tuple, (first, second, trainer._sample(model, examples[0]).tolist())))) == 3
-
-
 def test_leaking_profiles_are_left_out():
     records = sample_records("train", 4)
     records[1]["profile"][0]["text"] = f"As I said:\n{records[1]['narrative']} Thanks."
     records[2]["profile"].append({"id": "x", "text": records[2]["rubric_aspects"][0]["reason"].replace(" ", "\n")})
-    lessons, [left_out] = distillation_lessons(TASK, records)
-    assert [lesson.record["id"] for lesson in lessons] == [records[0]["id"], records[3]["id"]]
+    samples = {record["id"]: [{"raw": "a"}, {"raw": "b", "finish_reason": "length"}, {}] for record in records}
+    lessons, [left_out, empty] = distillation_lessons(TASK, records, samples)
+    ids = [records[0]["id"], records[3]["id"]]
+    assert [lesson.record["id"] for lesson in lessons] == [ids[0], ids[0], ids[1], ids[1]]
+    assert [(lesson.target, lesson.is_cut) for lesson in lessons[:2]] == [("a", False), ("b", True)]
+    assert empty == "2 samples left out: without the text that the model wrote (raw)"
     assert left_out.startswith("2 questions left out") and records[1]["id"] in left_out
     for lesson in lessons:
         for aspect in lesson.record["rubric_aspects"]:

@@ -159,17 +159,14 @@ def target_logits(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> t
 
 
 @torch.no_grad()
-def write_reply(
-    model: Any, chat: Any, prompt: Sequence[int], max_tokens: int, is_sampled: bool = False
-) -> tuple[torch.Tensor, bool]:
-    """Return the token ids of a reply to a prompt (token ids), and whether the reply was cut at `max_tokens`.
+def write_reply(model: Any, chat: Any, prompt: Sequence[int], max_tokens: int) -> tuple[torch.Tensor, bool]:
+    """Return the token ids of a greedy reply to a prompt (token ids), and whether it was cut at `max_tokens`.
 
-    Decoding is greedy, or with `is_sampled`, sampling at temperature 1. `chat` is the model's LocalChat.
+    `chat` is the model's LocalChat.
     """
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(
-        do_sample=is_sampled,
-        **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if is_sampled else {}),
+        do_sample=False,
         repetition_penalty=1.0,  # some models' own settings have another; with vLLM it is not used either
         max_new_tokens=max_tokens,
         eos_token_id=chat.end_of_turn,

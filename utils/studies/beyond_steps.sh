@@ -3,9 +3,10 @@
 #
 #   N=16           samples per training question
 #   ROUNDS=3       rounds of sampling and training; the best round by validation score answers the test set
+#   GRASP_ROUNDS=8 rounds of GRASP, whose last one answers the test set
 #   LIMIT=1000     use the first questions of each training set only (default: all)
-#   QUESTIONS=1000 training questions per round of reinforcement learning, instead of LIMIT: drawn at random, and none is
-#                  repeated before all were drawn
+#   QUESTIONS=1000 training questions per round of reinforcement learning or distillation, instead of LIMIT: drawn at
+#                  random, and none is repeated before all were drawn
 #   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, but not as in the papers
 #                  (default: aspect)
 #   TABLE_JUDGE=MODEL   the judge of the table, another one than $JUDGE, which rewards; with TABLE_JUDGE_FLAGS (default: $JUDGE)
@@ -18,7 +19,7 @@
 #   $OUT/<model>/train/<category>/rag/samples.json and their scores, which offline RL and DPO share in round 1
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # a model behind an API cannot be trained
 source utils/studies/lampqa_steps.sh || exit 2
-N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
+N=${N-16} ROUNDS=${ROUNDS-3} GRASP_ROUNDS=${GRASP_ROUNDS-8} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
 QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
@@ -152,16 +153,31 @@ vac() { # train a feedback model, which sees the narrative, and the policy in tu
     select_round "$folder" "$ROUNDS"
 }
 
-grasp() { # distill a teacher that sees the rubric, on questions that it answers well
-    local folder=${model##*/}/train/$category/grasp name
-    name=$folder/round_1
-    sample "$name/teacher" "" train "$LIMIT" 1 baselines.py --method teacher --show_fields rubric_aspects \
-        --model_addr "$model" --temperature 0.1 --max_tokens 1024
-    choose "$name/teacher" train "$STRATEGY" --min_score "${TAU-0.6}"
-    learn "$name/policy" "$name/teacher_best" train "$per_update" "$model" --objective distill \
-        --target_addr "$OUT/$name/teacher_best.json"
+grasp() { # distill a teacher that sees the rubric into its student, by the student's samples
+    local folder=${model##*/}/train/$category/grasp policy=$model before='' round name split
+    for ((round = 1; round <= GRASP_ROUNDS; round++)); do
+        name=$folder/round_$round split=train_round_$round
+        draw_round "$round"
+        sample "$name/teacher" "" "$split" "$QUESTIONS" 1 baselines.py --method teacher --show_fields rubric_aspects \
+            --model_addr "$model" --temperature 0.1 --max_tokens 1024
+        choose "$name/teacher" "$split" "$STRATEGY" --min_score "${TAU-0.6}"
+        # As the model writes: one text per question, whether or not an answer can be read from it.
+        sample "$name/samples" "$before" "$split" "$QUESTIONS" 1 baselines.py --rag --model_addr "$policy" \
+            --temperature 1 --top_p 1 --max_tokens 512 --max_retries 0 --constrained_decoding never
+        learn "$name/policy" "$name/teacher_best $name/samples $before" "$split" "$per_update" "$policy" \
+            --objective distill --target_addr "$OUT/$name/teacher_best.json" --response_addr "$OUT/$name/samples.json"
+        policy=$OUT/$name/policy/last before=$name/policy
+    done
     validate "$name" grasp
-    select_round "$folder" 1
+    draw "$folder/best" "$name/policy $name/validation_scores" python utils/select_model.py --model_addr "$policy" \
+        --score_addr "$OUT/$name/validation_scores.json" --link_addr "$OUT/$folder/best"
+}
+
+draw_round() { # ROUND: draw the questions of a round from a category's training set
+    [ -n "${jobs[ranked/${category}_train_round_$1]-}" ] || draw "ranked/${category}_train_round_$1" \
+        "ranked/${category}_train" python utils/draw_questions.py --questions_per_round "$QUESTIONS" --round "$1" \
+        --input_dataset_addr "$OUT/ranked/${category}_train.json" \
+        --output_dataset_addr "$OUT/ranked/${category}_train_round_$1.json"
 }
 
 pr2() { # the policy decides what to search; the first sample of each question answers without a search
@@ -188,9 +204,7 @@ reinforce() {
     local folder=${model##*/}/train/$category/$1 round name split judged rounds=() waits=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round split=train_round_$round judged=$folder/round_$round/samples_scores
-        [ -n "${jobs[ranked/${category}_$split]-}" ] || draw "ranked/${category}_$split" "ranked/${category}_train" \
-            python utils/draw_questions.py --input_dataset_addr "$OUT/ranked/${category}_train.json" \
-            --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$split.json"
+        draw_round "$round"
         answering "$method" "$policy"
         sample "$name/samples" "$before" "$split" "$QUESTIONS" "$N" "${flags[@]}" --model_addr "$by" --trace $sampling
         judge_samples "$name/samples" "$split" "$STRATEGY"

@@ -23,7 +23,7 @@ class Lesson:
 
     record: Record
     values: Mapping[str, str]  # for the prompt
-    target: str = ""  # empty if the model samples its own texts
+    target: str
     rejected: str | None = None  # dpo: the text that is worse than the target
     notes: str | None = None  # distill: what only the teacher sees
     is_cut: bool = False  # target or rejected text ended at a token limit when it was written
@@ -106,12 +106,15 @@ def make_examples(
             if for_teacher is None:
                 continue
             taught, items = for_teacher.prompt, items[: for_teacher.num_contexts_used]
+            # Of a sample, each token is learnt by itself, so a beginning will do; a cut one has no end of its turn.
+            sample = window.chat.render_reply(lesson.target)[: -1 if lesson.is_cut else None]
+            target, is_cut = array("i", sample[:most_tokens]), False
         if trim_items:
             fitted = room.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
             fitted = room.fit(prompt, items, task.join, **lesson.values)
         if fitted is not None:
-            is_cut |= is_rejected_cut or lesson.is_cut
+            is_cut |= is_rejected_cut or (lesson.is_cut and teacher is None)
             examples.append(Example(record, fitted, target, is_cut, rejected, taught))
     return examples
 

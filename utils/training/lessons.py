@@ -4,12 +4,12 @@
 |---|---|---|
 | sft | to write a text | the dataset's references, or chosen responses (--target_addr) |
 | dpo | to prefer one text to another | the best and the worst of several responses (--target_addr, --worst_addr) |
-| distill | the distribution of a teacher that sees the rubric, on its own samples (GRASP) | the dataset |
+| distill | the distribution of a teacher that sees the rubric, on its own samples (GRASP) | samples (--response_addr) |
 | grpo | to raise the scores of its own samples | the calls behind them (--trace_addr), and their scores |
 """
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,8 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="what is learnt from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
         "scores of samples (%(default)s)")
     add("--target_addr", metavar="FILE",
-        help="responses to learn, such as utils/select_responses.py writes; with distill, the questions to learn from "
-        "(default: the dataset's references; with distill all questions)")
+        help="responses to learn, such as utils/select_responses.py writes; with distill, only the questions that have "
+        "one are learnt from (default: the dataset's references; with distill all questions)")
     add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
     add("--prompt", metavar="NAME",
         help="learn to answer this prompt of the benchmark, such as feedback, with the notes of that name in "
@@ -70,7 +70,9 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="dpo: weight of staying close to the initial model (%(default)s)")
     add("--trace_addr", metavar="FILE",
         help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
-    add("--response_addr", metavar="FILE", help="grpo: the samples that were scored (default: the trace's own output)")
+    add("--response_addr", metavar="FILE",
+        help="distill: samples of the model that is trained; grpo: the samples that were scored (default: the trace's "
+        "own output)")
     add("--score_addr", metavar="FILE",
         help="grpo: scores of all samples (--samples all), or rewards of utils/combine_scores.py")
     add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
@@ -88,7 +90,8 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     )
     for flags, objectives in (
         ("--worst_addr --beta", ("dpo",)),
-        ("--trace_addr --response_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
+        ("--response_addr", ("distill", "grpo")),
+        ("--trace_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
         ("--prompt", ("sft",)),
         ("--target_addr", ("sft", "dpo", "distill")),
     ):
@@ -108,7 +111,8 @@ def uses_references(args: Namespace) -> bool:
 
 def check_objective(args: Namespace) -> None:
     """Raise UserError if flags that the objective needs are missing, or contradict it."""
-    needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("trace_addr", "score_addr")}.get(args.objective, ())
+    needed = {"dpo": ("target_addr", "worst_addr"), "distill": ("response_addr",), "grpo": ("trace_addr", "score_addr")}
+    needed = needed.get(args.objective, ())
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
     if args.prompt and args.target_addr is None:
@@ -132,7 +136,8 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         return [Lesson(record, task.values(record), record["target"]) for record in records], []
     chosen = _read(args.target_addr, task, records)
     if args.objective == "distill":
-        return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
+        kept = [record for record in records if chosen is None or record["id"] in chosen]
+        return distillation_lessons(task, kept, read_responses_to(records, args.response_addr, task))
     worst = _read(args.worst_addr, task, records) or {}
     lessons = []
     for record in records:
@@ -152,19 +157,42 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
     return lessons, [f"{counted(count, 'question')} left out: nothing to learn"] if count else []
 
 
-def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], list[str]]:
-    """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
+def distillation_lessons(
+    task: Task, records: Iterable[Record], samples: Mapping[str, list[dict[str, Any]]]
+) -> tuple[list[Lesson], list[str]]:
+    """Return a lesson for each sample, with the teacher's notes, without questions whose profile holds a hidden text.
 
-    From such a profile, the student could copy what only the teacher should know (GRASP's filter).
+    From a profile that holds one word for word, the student could copy what only the teacher should know (GRASP's
+    filter). A sample that nothing could be read from is one all the same; it is what the model wrote.
     """
-    lessons, leaked = [], []
+    lessons, leaked, empty = [], [], 0
     for record in records:
-        if next(find_leaks(task, record), None):
+        texts = samples.get(record["id"], ())
+        if texts and next(find_leaks(task, record), None):
             leaked.append(record["id"])
-        elif notes := task.private_notes(record):
-            lessons.append(Lesson(record, task.values(record), notes=notes))
-    left_out = f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"
-    return lessons, [left_out + (f": {first_five(leaked)}" if leaked else "")]
+        elif texts and (hints := task.private_notes(record)):
+            for sample in texts:
+                if sample.get("reasoning"):
+                    where = f"{quote(record['id'])} has thoughts, which training would ignore"
+                    raise UserError(f"--response_addr: {where}\n  sample with a model that does not think")
+                if text := sample.get("raw"):
+                    lessons.append(Lesson(record, task.values(record), text, notes=hints, is_cut=was_cut(sample)))
+                else:
+                    empty += 1
+    notes = [f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"]
+    notes[0] += f": {first_five(leaked)}" if leaked else ""
+    notes += [f"{counted(empty, 'sample')} left out: without the text that the model wrote (raw)"] if empty else []
+    return lessons, notes
+
+
+def check_samples(args: Namespace, prompt: Prompt) -> None:
+    """Raise UserError if the samples to learn from answered another prompt than the one that the student learns."""
+    made = noted_settings(args.response_addr)
+    if (number := made.get("num_contexts", args.num_contexts)) != args.num_contexts:
+        problem = f"was sampled with {counted(number, 'post')}, not {args.num_contexts}"
+        raise UserError(f"{args.response_addr}: {problem}\n  give --num_contexts {number}")
+    if made.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
+        raise UserError(f"{args.response_addr}: was sampled with another {prompt.name} prompt; sample with this one")
 
 
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
@@ -193,6 +221,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFo
     files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
         shown |= set(task.gold_plan_needs)
+        files.append(args.response_addr)
     if args.objective == "grpo":
         strategy = noted_settings(args.score_addr).get("strategy")
         shown |= set(task.metrics.get(strategy, task.first_metric).needs)

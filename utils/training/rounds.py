@@ -168,9 +168,14 @@ def with_keys(lines: Iterable[Line]) -> Iterator[tuple[Line, Any]]:
         same[digest] += 1
 
 
+def sampled_addr(args: Namespace) -> str:
+    """Return the file whose manifest says how the texts to learn from were sampled."""
+    return args.trace_addr.removesuffix(TRACE) if args.objective == "grpo" else args.response_addr
+
+
 def sampling_flags(args: Namespace) -> dict[str, Any]:
     """Return the flags with which the calls of --role were sampled, from the manifest; empty if unknown."""
-    arguments = (read_manifest(args.trace_addr.removesuffix(TRACE)) or {}).get("arguments", {})
+    arguments = (read_manifest(sampled_addr(args)) or {}).get("arguments", {})
     own = next((flags for role, _, flags in arguments.get("model") or () if role == args.role), {})
     return {**arguments, **own}
 
@@ -192,12 +197,12 @@ def read_responses_to(records: list[Record], path: str, task: Task | None = None
 
 
 def note_other_model(args: Namespace, identity: str) -> None:
-    """Print a note if another model made the calls to learn from: ratios assume samples of the trained model itself."""
-    made = noted_settings(args.trace_addr.removesuffix(TRACE))
+    """Print a note if another model made the calls to learn from, because an objective assumes the model's own."""
+    made = noted_settings(sampled_addr(args))
     sampled = (made.get("models") or {}).get(args.role) or made.get("planner" if args.role == "planner" else "model")
     if sampled not in (None, identity) and is_first_process():
         what = f"has calls of {sampled}, and the training begins with {identity}"
-        print(f"note: {args.trace_addr}: {what}; samples should be the model's own", file=sys.stderr)
+        print(f"note: {sampled_addr(args)}: {what}; samples should be the model's own", file=sys.stderr)
 
 
 def note_restricted_sampling(args: Namespace) -> None:
@@ -205,6 +210,8 @@ def note_restricted_sampling(args: Namespace) -> None:
     flags = sampling_flags(args)
     neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0),
                "frequency_penalty": (None, 0), "repetition_penalty": (None, 1)}  # fmt: skip
+    if args.objective == "distill":  # otherwise the temperature of each call counts
+        neutral["temperature"] = (None, 1)
     more = flags.get("extra_body") or {}
     given = {**flags, **more}
     restricted = [f"{'' if name in more else '--'}{name} {given[name]}" for name, values in neutral.items()
@@ -214,10 +221,10 @@ def note_restricted_sampling(args: Namespace) -> None:
     if restricted:
         what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
         them = "it" if len(restricted) == 1 else "them"
-        print(f"note: {args.trace_addr}: {what}; to match, sample without {them}", file=sys.stderr)
+        print(f"note: {sampled_addr(args)}: {what}; to match, sample without {them}", file=sys.stderr)
     if "top_p" in given and given["top_p"] is None:
         what = "sampled with the model's default top_p, taken as 1"
-        print(f"note: {args.trace_addr}: {what}; give --top_p 1", file=sys.stderr)
+        print(f"note: {sampled_addr(args)}: {what}; give --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:

@@ -3,7 +3,6 @@
 It imports torch. DPO is in pairs.py, which imports TRL too.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -15,7 +14,7 @@ from utils.base.progress import Progress
 from utils.generation.beams import batches, fuse, pad_passages, room_of, write
 from utils.generation.encoder_decoder import NUM_BEAMS
 from utils.generation.requests import passages_of
-from utils.models.base_model import NO_LOSS, target_log_probs, write_reply
+from utils.models.base_model import NO_LOSS, target_log_probs
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, TextTrainer, Written
 
@@ -65,46 +64,37 @@ def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 
 
 class DistillationTrainer(CausalTrainer):
-    """On-policy self-distillation (GRASP, arXiv 2609.35262): the student learns from a teacher that sees the rubric.
+    """Self-distillation (GRASP, arXiv 2609.35262): the student learns from a teacher that sees the rubric.
 
-    The student samples a reply per question, and learns the teacher's distribution at each token of the reply. The
-    loss is the mean over a reply's tokens, averaged over the step's questions. The teacher is the model that the
-    training starts from, frozen: the same weights without the adapter. TRL's GKDTrainer does not serve here, because
-    its teacher reads the student's prompt and is a second copy of the model.
+    At each token of a sample that the student wrote, it learns the teacher's distribution. The loss is the mean over a
+    sample's tokens, averaged over the step's samples. The teacher is the adapter's base model: the same weights without
+    the adapter. With one step per round of samples, this is on-policy, as in the paper. TRL's GKDTrainer does not serve
+    here, because its teacher reads the student's prompt and is a second copy of the model.
     """
 
-    returns_share = False  # the number of sampled tokens is not known before the loss
+    returns_share = False  # samples weigh the same, whatever their number of tokens
 
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, Any]:
-        """Return the batch's only example, and its prompt as input_ids (1, P)."""
+        """Return the batch's only example, with its prompt as input_ids (1, P), and its sample (T,)."""
         [example] = examples
-        return {"input_ids": torch.tensor([list(example.prompt)]), "example": example}
+        prompt, reply = torch.tensor([list(example.prompt)]), torch.tensor(list(example.target))
+        return {"input_ids": prompt, "reply": reply, "teacher": example.teacher}
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        example, plain = inputs["example"], self.accelerator.unwrap_model(model)
-        plain.eval()  # in training, gradient checkpointing turns off the cache, and the teacher would have dropout
-        reply = self._sample(plain, example)
+        reply, plain = inputs["reply"], self.accelerator.unwrap_model(model)
+        plain.eval()  # the teacher has no dropout
         with torch.no_grad(), plain.disable_adapter():
-            teacher = reply_logits(plain, example.teacher, reply)
+            teacher = reply_logits(plain, torch.tensor([list(inputs["teacher"])], device=reply.device), reply)
         plain.train()
-        return forward_kl(teacher, reply_logits(model, example.prompt, reply)).mean()
-
-    def _sample(self, plain: Any, example: Example) -> torch.Tensor:
-        """Return the student's reply (T,), drawn by seed, step and question, so that a resumed run repeats it."""
-        drawn = repr((self.args.seed, self.state.global_step, example.record["id"])).encode()
-        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), self.accelerator.autocast():
-            torch.manual_seed(int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big") >> 1)
-            most_tokens = self._training.args.max_target_length
-            return write_reply(plain, self._chat, example.prompt, most_tokens, is_sampled=True)[0]
+        return forward_kl(teacher, reply_logits(model, inputs["input_ids"], reply)).mean()
 
 
-def reply_logits(model: Any, prompt: Sequence[int], reply: torch.Tensor) -> torch.Tensor:
-    """Return the logits (T, V) that predict each of a reply's tokens (T,) after a prompt."""
-    ids = torch.cat([torch.tensor(list(prompt), device=reply.device), reply])[None]
+def reply_logits(model: Any, prompt: torch.Tensor, reply: torch.Tensor) -> torch.Tensor:
+    """Return the logits (T, V) that predict each of a reply's tokens (T,) after a prompt (1, P)."""
+    ids = torch.cat([prompt, reply[None]], dim=1)
     return model(input_ids=ids, use_cache=False, logits_to_keep=len(reply) + 1).logits[0, :-1]
 
 
