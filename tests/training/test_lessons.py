@@ -356,10 +356,7 @@ def test_a_cut_sample_is_learnt_without_the_end_of_a_turn(tmp_path):
     window = Window(LocalChat(ModelFolder(str(save_tiny_chat(tmp_path / "chat")))), 512, 8)
     chat, prompt, teacher = window.chat, load_prompt("lampqa/rag"), load_prompt("lampqa/teacher")
     texts = (("short", False), ("short", True), ("a text that is longer than the eight tokens of the window", False))
-    lessons = [
-        Lesson(RECORDS[0], {"question": "Why?"}, text, notes="n", is_cut=is_cut)
-        for text, is_cut in texts
-    ]
+    lessons = [Lesson(RECORDS[0], {"question": "Why?"}, text, notes="n", is_cut=is_cut) for text, is_cut in texts]
     whole, cut, long = make_examples(TASK, lessons, prompt, window, 0, teacher=teacher)
     assert list(whole.target) == list(chat.render_reply("short")) == [*cut.target, chat.end_of_turn]
     assert list(long.target) == list(chat.render_reply(texts[2][0]))[:8]
