@@ -37,6 +37,7 @@ ENGINE = {
     "test_likelihood",
     "test_learnt_planner",
     "test_model_cache",
+    "test_benchmarks",
     "test_prepare_demo_models",
     "test_plain_commands",
     "test_one_row",
@@ -44,7 +45,8 @@ ENGINE = {
 }
 # Files whose tests take seconds each, or start many processes: not for `make test-fast`.
 SLOW = {
-    "test_api_engine", "test_batch", "test_build_dataset", "test_build_personamem", "test_derived_files",
+    "test_api_engine", "test_batch", "test_benchmarks", "test_build_dataset", "test_build_personamem",
+    "test_derived_files",
     "test_download_datasets", "test_download_originals", "test_gpu_checks", "test_learning", "test_long_texts",
     "test_memory", "test_methods", "test_models", "test_nothing_made_up", "test_own_categories", "test_paid_once",
     "test_planner_training", "test_refusals", "test_reward_models", "test_search", "test_secrets",

@@ -185,8 +185,8 @@ def _sentence(rng: random.Random, num_words: int) -> str:
 def our_ranking(records: list[Record], encoder: Encoder, batch_size: int | None) -> Orders:
     """Return the order of every profile by retrieval/rank_dataset.py."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
-    orders = order_by_embeddings(TASK, records, num_texts, encoder, batch_size, {})
-    return [order for _, order in orders]
+    orders = order_by_embeddings(TASK, records, num_texts, encoder, batch_size, None, {})
+    return [ordered["order"] for _, ordered in orders]
 
 
 def plain_loop(records: list[Record], encoder: Encoder) -> Orders:
