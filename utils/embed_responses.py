@@ -28,13 +28,12 @@ from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.data.datasets import read_dataset, read_task
 from utils.data.responses import are_answered, match_responses, question_hash, read_responses
+from utils.data.states import SCRIPT
 from utils.generation.chat import load_tokenizer
 from utils.generation.vllm_engine import VLLMEngine
 from utils.models.loading import longest_sequence
 from utils.models.machine import Loaded, describe_engine
 from utils.models.model_folder import ModelFolder
-
-SCRIPT = "utils/embed_responses.py"
 
 
 def build_parser() -> cli.FlagParser:

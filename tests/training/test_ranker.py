@@ -285,6 +285,10 @@ def test_states_of_another_model_or_of_other_responses_are_refused(world):
     shutil.copy(world.path("train.json"), world.path("test.json"))
     with pytest.raises(UserError, match=r"test\.safetensors: not the states of .*test\.json as it is now, according"):
         world.select("test")
+    with pytest.raises(UserError, match=r"train_scores\.json: not the states of .*train\.json as it is now"):
+        world.train(
+            "train", "--validation_addr", *world.files("train")[:2], world.path("train_scores.json"), output="x"
+        )
     world.path("other.safetensors").write_bytes(b"?")
     with pytest.raises(UserError, match=r"other\.safetensors: not the states of .*other\.json as it is now"):
         world.select("other")

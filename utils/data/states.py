@@ -9,10 +9,11 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from utils.base.errors import UserError
-from utils.base.manifest import differences, file_hash, manifest_of
+from utils.base.manifest import differences, file_hash, settings_of
 from utils.data.responses import are_answered, read_responses
 from utils.data.scores import read_rewards
 
+SCRIPT = "utils/embed_responses.py"
 RANKER = "ranker.safetensors"  # in a ranker's folder
 MODEL = ("model", "dtype", "normalize")  # settings on which a state depends besides its text
 Pool = tuple[int, list[int], list[float]]  # a question's number, the rows of some of its responses, and their scores
@@ -32,13 +33,13 @@ def read_states(path: str, response_addr: str) -> States:
     """Return a file's content; UserError unless it has the states of these responses."""
     from safetensors import safe_open
 
-    made = manifest_of(path)
-    if made is None or made["settings"].get("responses") != file_hash(response_addr):
+    settings, expected = settings_of(path), {"script": SCRIPT, "responses": file_hash(response_addr)}
+    if not expected.items() <= settings.items():
         problem = f"not the states of {response_addr} as it is now, according to the manifest beside it"
-        raise UserError(f"{path}: {problem}\n  run utils/embed_responses.py on these responses")
+        raise UserError(f"{path}: {problem}\n  run {SCRIPT} on these responses")
     with safe_open(path, "numpy") as file:
         arrays = {kind: file.get_tensor(kind) for kind in "xuy"}
-        return States(path, made["settings"], json.loads(file.metadata()["questions"]), arrays)
+        return States(path, settings, json.loads(file.metadata()["questions"]), arrays)
 
 
 def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
