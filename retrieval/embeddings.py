@@ -2,7 +2,7 @@
 
   embeddings/
     contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder and settings that change its embeddings
-      20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers
+      20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers (.f16: 16)
       20261124T015000-node7-4711-9c2e.768.sha    the hashes of the rows' texts
 
 Files only grow, so several processes and nodes can share a folder. A row is written before its hash, and counts only
@@ -25,7 +25,6 @@ from utils.base.errors import UserError
 from utils.base.writing import check_could_write, open_appending, own_name, sync, write_line
 
 HASH = 16  # bytes of a text's hash
-NUMBER = 4  # bytes of a float32
 
 
 class Embeddings:
@@ -50,6 +49,7 @@ class Embeddings:
         places: dict[bytes, tuple[Path, int]] = {}
         for path in (path for root in self._roots for path in sorted(root.glob(self._pattern))):
             hashes, rows = path.read_bytes(), path.with_suffix(".f32")
+            rows = half if (half := path.with_suffix(".f16")).is_file() else rows
             num_rows = len(hashes) // HASH
             if num_rows and (not rows.is_file() or rows.stat().st_size < num_rows * _row_size(rows)):
                 raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
@@ -57,23 +57,23 @@ class Embeddings:
         return places
 
     def find(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the kept embeddings, float32 (D,), of these texts, by text; UserError if one is not usable."""
+        """Return the kept embeddings (D,) of these texts, by text; UserError if one is not usable."""
         rows, wanted = {}, defaultdict[Path, list[tuple[str, int]]](list)
         for text in texts:
             if (place := self._places.get(_hash(text))) is not None:
                 wanted[place[0]].append((text, place[1]))
         for path, texts_in_file in wanted.items():
-            size = _row_size(path)
+            size, kind = _row_size(path), f"float{path.suffix[2:]}"
             with path.open("rb", buffering=0) as file:
                 rows |= {
-                    text: np.frombuffer(os.pread(file.fileno(), size, row * size), "<f4") for text, row in texts_in_file
+                    text: np.frombuffer(os.pread(file.fileno(), size, row * size), kind) for text, row in texts_in_file
                 }
             if not usable_rows(np.stack([rows[text] for text, _ in texts_in_file])).all():
                 raise UserError(f"{path}: is damaged; delete it and the .sha file beside it")
         return rows
 
     def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
-        """Keep the embeddings (N, D) of these texts, all different, if they are new and usable."""
+        """Keep the embeddings (N, D) of these texts, all different, if they are new and usable, in their own type."""
         hashes = [_hash(text) for text in texts]
         new = [index for index in np.flatnonzero(usable_rows(rows)) if hashes[index] not in self._places]
         if not new:
@@ -81,11 +81,12 @@ class Embeddings:
         if self._own is None:
             name = f"{own_name()}.{rows.shape[1]}"
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
+            ends = (f"f{8 * rows.dtype.itemsize}", "sha")
+            self._own = tuple(open_appending(self.folder / f"{name}.{end}") for end in ends)
         rows_file, hashes_file = self._own
         path, first = Path(rows_file.name), hashes_file.tell() // HASH
         try:
-            write_line(rows_file, rows[new].astype("<f4", copy=False).tobytes(), path)
+            write_line(rows_file, rows[new].tobytes(), path)
             write_line(hashes_file, b"".join(hashes[index] for index in new), path.with_suffix(".sha"))
         except OSError:
             self._own = None  # a file may end within a row now, so later rows go to new files
@@ -106,13 +107,13 @@ class Embeddings:
 
 def _row_size(path: Path) -> int:
     """Return the number of bytes per row of a file, from the dimension in the file's name."""
-    return int(path.suffixes[-2][1:]) * NUMBER
+    return int(path.suffixes[-2][1:]) * int(path.suffix[2:]) // 8
 
 
 def usable_rows(embeddings: np.ndarray) -> np.ndarray:
     """Return which embeddings (N, D) can be compared: neither NaN nor infinite, nor all zeros. Shape (N,)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.linalg.norm(embeddings, axis=1)
+        norms = np.linalg.norm(embeddings.astype(np.float32, copy=False), axis=1)
     return np.isfinite(norms) & (norms > 0)  # the dot product of two usable ones is finite too
 
 

@@ -42,6 +42,7 @@ ENGINE = {
     "test_plain_commands",
     "test_one_row",
     "test_rounds_of_studies",
+    "test_embed_responses",
 }
 # Files whose tests take seconds each, or start many processes: not for `make test-fast`.
 SLOW = {
@@ -49,7 +50,7 @@ SLOW = {
     "test_derived_files",
     "test_download_datasets", "test_download_originals", "test_gpu_checks", "test_learning", "test_long_texts",
     "test_memory", "test_methods", "test_models", "test_nothing_made_up", "test_own_categories", "test_paid_once",
-    "test_planner_training", "test_refusals", "test_reward_models", "test_search", "test_secrets",
+    "test_planner_training", "test_ranker", "test_refusals", "test_reward_models", "test_search", "test_secrets",
     "test_setup", "test_slurm", "test_studies", "test_train_generator", "test_training_memory", "test_unfinished",
     "test_wordings",
 }  # fmt: skip

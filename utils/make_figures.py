@@ -8,7 +8,7 @@
   python utils/make_figures.py --figure groups --by distance --system "Whole history" whole_scores.json \\
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure best_of_n --response_addr samples.json --score_addr scores.json \\
-      --system "Reward model" rewards.json --output_addr best_of_n
+      --system "Reward model" rewards.json --system Ranker ranker states.safetensors --output_addr best_of_n
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score as a
@@ -38,7 +38,7 @@ from utils.show import paper_figures
 from utils.show.dataset_counts import read_columns
 from utils.show.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
 from utils.show.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
-from utils.tables.best_of_n import make_curve
+from utils.tables.best_of_n import make_curve, shares_of_headroom
 from utils.tables.columns import interval_words, points_of
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.system_scores import System, add_board_arguments, boards_of
@@ -84,7 +84,7 @@ def build_parser() -> cli.FlagParser:
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
         "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order. Figure "
-        "best_of_n: a name, then the scores to choose by (--samples all); once per curve")
+        "best_of_n: a name, then the scores to choose by (--samples all), or a ranker and its states; once per curve")
     add("--response_addr", metavar="FILE", help="figure best_of_n: responses with several samples per question")
     add("--score_addr", metavar="FILE", help="figure best_of_n: the judge's scores of all samples (--samples all)")
     add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
@@ -157,17 +157,24 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
 
 def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Draw the curves of best of N; the notes have their values."""
-    responses = read_responses(args.response_addr)
-    judged, samples = read_sample_scores(args.score_addr, responses, args.response_addr)
-    curves, notes = {}, []
+    from utils.training.ranker import rank_samples  # torch
+
+    of = (read_responses(args.response_addr), args.response_addr)
+    judged, samples = read_sample_scores(args.score_addr, *of)
+    rewards, curves, notes = read_rewards(args.score_addr, *of), {}, []
     for name, *paths in args.system:
-        if len(paths) != 1:
-            raise UserError(f"--system {name!r}: needs one file for best_of_n, made with --samples all")
-        curve = make_curve(judged, samples, read_rewards(paths[0], responses, args.response_addr))
+        if len(paths) not in (1, 2):
+            raise UserError(f"--system {name!r}: needs for best_of_n one file of scores, or a ranker and its states")
+        chosen_by = read_rewards(paths[0], *of) if len(paths) == 1 else rank_samples(paths, *of)[0]
+        curve = make_curve(judged, samples, chosen_by)
         curves[one_line(name)] = curve
         values = ", ".join(f"{number}: {mean:z.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
         fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
+        best = make_curve(judged, samples, {key: own for key, own in rewards.items() if key in chosen_by})
+        shares = zip(curve.numbers, shares_of_headroom(curve, best), strict=True)
+        if shares := ", ".join(f"{number}: {share:.1%}" for number, share in shares if share is not None):
+            notes.append(f"{one_line(name)}: its share of the headroom, (selected - mean) / (best - mean), is {shares}")
     return best_of_n_figure(curves, score_label(metric_behind(judged))), notes
 
 

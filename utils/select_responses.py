@@ -21,10 +21,11 @@ from utils.base import cli
 from utils.base.errors import UserError, counted
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of, settings_of
-from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
 from utils.data.responses import Responses, are_answered, read_responses
-from utils.data.scores import SampleScores, Scores, judges_of, metric_behind, read_sample_scores, strategy_in_words
+from utils.data.scores import SampleScores, judges_of, metric_behind, read_sample_scores, seen_by, strategy_in_words
+from utils.data.states import RANKER
+from utils.generation.model import rewards_of
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"
@@ -37,7 +38,10 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--response_addr", required=True, metavar="FILE", help="responses with several outputs per question")
-    add("--score_addr", required=True, metavar="FILE", help="the scores of all samples (--samples all)")
+    by = parser.add_mutually_exclusive_group(required=True)
+    by.add_argument("--score_addr", metavar="FILE", help="the scores of all samples (--samples all)")
+    by.add_argument("--ranker", nargs=2, metavar=("DIR", "STATES"),
+        help="select by a ranker instead (utils/train_ranker.py), from the states of the responses")
     add("--output_addr", required=True, metavar="FILE", help="output file for the best response to each question")
     add("--worst_addr", metavar="FILE",
         help="output file for the worst response to each of these questions; questions whose responses all have the "
@@ -45,6 +49,7 @@ def build_parser() -> cli.FlagParser:
     add("--min_score", type=cli.finite_float, metavar="SCORE",
         help="drop questions whose best response scores less, or has no score (default: no minimum)")
     # fmt: on
+    parser.without_effect("--worst_addr --min_score", lambda args: args.ranker is not None, "with --ranker")
     add_overwrite_argument(parser)
     return parser
 
@@ -61,20 +66,29 @@ def main(argv: list[str] | None = None) -> int:
     # The best is written last, so that if its file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
     cli.check_different("--output_addr, --worst_addr", list(paths.values()))
-    cli.check_outputs([*paths.values()], [args.response_addr, args.score_addr])
-    content, scores = read_sample_scores(args.score_addr, responses, args.response_addr)
-    metric = metric_behind(content)
-    if metric.lower_is_better and args.min_score is not None:
-        raise UserError(f"--min_score: {content['strategy']} is an error, so lower is better; leave it out")
-    selected, counts = select(responses, scores, args, metric.lower_is_better)
+    cli.check_outputs([*paths.values()], [args.response_addr, args.score_addr or args.ranker[1]])
+    if args.ranker is not None:
+        from utils.training.ranker import rank_samples  # torch
+
+        scores, trained = rank_samples(args.ranker, responses, args.response_addr)
+        selected, counts = select(responses, scores, args)
+        described, further = describe_ranker(args, trained)
+    else:
+        content, scores = read_sample_scores(args.score_addr, responses, args.response_addr)
+        metric = metric_behind(content)
+        if metric.lower_is_better and args.min_score is not None:
+            raise UserError(f"--min_score: {content['strategy']} is an error, so lower is better; leave it out")
+        selected, counts = select(responses, scores, args, metric.lower_is_better)
+        described = describe_scorer(args.score_addr, content, metric)
+        further = {"scores": file_hash(args.score_addr)}
     if not counts["kept"]:
         raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
     contents = {}
     for which, path in paths.items():
-        by = {"which": which, "samples": num_samples, **describe_scorer(args.score_addr, content, metric)}
+        by = {"which": which, "samples": num_samples, **described}
         by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
         settings = {**settings_of(args.response_addr), "script": SCRIPT, "selected_by": by}
-        settings |= {"responses": file_hash(args.response_addr), "scores": file_hash(args.score_addr)}
+        settings |= {"responses": file_hash(args.response_addr), **further}
         contents[Made(path, settings, args.overwrite, ALL_BUT_SCRIPT)] = selected[which]
     publish_together(contents, describe_run(vars(args), {}, None, counts=counts))
     for file in contents:
@@ -126,7 +140,7 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
     return None
 
 
-def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
+def describe_scorer(score_addr: str, scores: dict[str, Any], metric: Metric) -> dict[str, Any]:
     """Return the judge and its identity (None if the metric needs none), the strategy, and the scorer's fields."""
     made = manifest_of(score_addr)
     identity = metric.judge and made["settings"].get("judge")
@@ -135,8 +149,19 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
         "identity": identity,
         "judges": sorted(judges_of(made["settings"])) if metric.judge else [],
         "strategy": strategy_in_words(scores),
-        "saw": [name for name in metric.needs if name in tasks()[scores["task"]].hidden_fields],
+        "saw": seen_by(scores),
     }
+
+
+def describe_ranker(args: argparse.Namespace, trained: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `selected_by` of a ranker, and further settings: what it and the responses' models saw in training."""
+    made = settings_of(args.response_addr)
+    further = rewards_of([], *made.get("rewarded_by", ()), *trained["judges"])
+    further |= {"ranker": file_hash(Path(args.ranker[0]) / RANKER), "states": file_hash(args.ranker[1])}
+    saw = made.get("saw") or {"when": "training", "fields": []}
+    if saw["when"] == "training" and (fields := sorted({*saw["fields"], *trained["saw"]})):
+        further["saw"] = {**saw, "fields": fields}
+    return {"judges": [], "strategy": "ranker", "saw": [], "learnt": trained["strategy"]}, further
 
 
 def in_words(counts: dict[str, int]) -> str:

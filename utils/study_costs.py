@@ -71,6 +71,7 @@ STUDIES = {  # with the defaults of the scripts, docs/beyond_planpers.md; their 
     "pr2.sh": of_training(21, 5, share=ROUND),
     "iap.sh": of_training(9, 8, share=ROUND),
     "planner_rl.sh": [System("planpers"), *of_training(8, 8, method="planpers", share=ROUND)],
+    "ranker.sh": [System("none"), System("rag"), System("rag", asked=16), System("rag", "train", asked=16, judged=16)],
 }
 
 

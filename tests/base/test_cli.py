@@ -137,6 +137,7 @@ DIFFERENT_ON_PURPOSE = {
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
     "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # no model is used
     "--planner_target": ["planpers.py"],  # what the planner was trained with
+    "--ranker": ["retrieval/rank_dataset.py"],  # it ranks posts; the other one, a trained model, ranks responses
 }  # fmt: skip
 
 
@@ -337,6 +338,7 @@ WITHOUT_EFFECT = [
           ("sft", "grpo",
            "--trace_addr t --response_addr r --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
+    ("utils/select_responses.py", "--ranker d s", "--worst_addr w --min_score 1", "with --ranker\n  leave {} out"),
     ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  give --own, or leave {} out"),
     ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  give --contrast, or leave {} out"),
     ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length_weight\n  leave {} out"),

@@ -360,8 +360,9 @@ def test_a_mistake_in_a_search_is_reported(runs, body, message, capsys):
 # Kept embeddings
 
 
-def test_embeddings_are_kept_once(tmp_path):
-    rows = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_embeddings_are_kept_once(tmp_path, kind):
+    rows = np.random.default_rng(0).standard_normal((4, 8)).astype(kind)
     rows[2] = np.nan
     kept = Embeddings(tmp_path, "some/encoder", {"model": "m"})
     kept.add(["a", "b", "c", "d"], rows)
@@ -371,6 +372,7 @@ def test_embeddings_are_kept_once(tmp_path):
     again.add(["x"], rows[:1])
     kept_rows = again.find(["x", "d", "c", "a", "unknown", "e"])
     assert kept_rows.keys() == {"x", "d", "a", "e"}  # c is NaN
+    assert all(row.dtype == kind for row in kept_rows.values())
     assert (kept_rows["d"] == rows[3]).all() and (kept_rows["e"] == rows[1]).all() and (kept_rows["x"] == rows[0]).all()
     assert Embeddings(tmp_path, "some/encoder", {"model": "other"}).find(["a"]) == {}
 

@@ -33,7 +33,7 @@ PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
         "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr",
-        "round_files")  # fmt: skip
+        "round_files", "states_addr", "ranker")  # fmt: skip
 MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr")
 TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
 
@@ -82,9 +82,9 @@ def paths_in(value):
 
 
 def files(args, names):
-    """The paths behind these flags: of a training, its checkpoints."""
+    """The paths behind these flags: of a training, its checkpoints; of a ranker, its folder."""
     paths = {path for name in names for path in paths_in(args.get(name))}
-    if (folder := args.get("output_dir")) in paths:
+    if (folder := args.get("output_dir")) in paths and "inputs_addr" in args:
         paths = paths - {folder} | {f"{folder}/best", f"{folder}/last"}
     return {TRACE_END.sub("", path) for path in paths}
 
@@ -98,8 +98,8 @@ COUNTS = {
     "grasp": 3 * (3 + 8 * 6 + 3 + 3 + 1) + 1,
     "pr2": 3 * (3 + 3 * 6 + 2 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 8 + 2 + 3 + 1) + 1,
     "planner_rl": 3 * (3 + 1 + 3 * 6 + 2 + 4 + 1) + 1, "rl": 3 * (3 + 3 * 6 + 2 + 4 + 1) + 1,
-    "beyond": 3 * (3 + 1 + 19 + 25 + (8 * 6 + 3) + 17 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 1) + 1,
-    "bespoke": 2 + 2 + 3 * 3 + 2,
+    "beyond": 3 * (3 + 1 + 19 + 25 + (8 * 6 + 3) + 17 + 3 * 7 + 2 + 3 * 5 + 2 + 3 + 11 + 4 + 1) + 1,
+    "bespoke": 2 + 2 + 3 * 3 + 2, "ranker": 3 * (3 + 2 + 7 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(co
         made |= files(args, MADE)
         is_local = script.startswith(("baselines", "planpers", "evaluate")) and not args.get("openai")
         is_local &= args.get("evaluator_llm") is not None or script != "evaluate_responses.py"
-        if script.startswith(("train_planner", "utils/train")):
+        if script in ("train_planner.py", "utils/train_generator.py"):
             assert words[:5] == ["launch", "--multi_gpu", "--num_processes", "4", "--main_process_port"]
             step = 4 * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
             assert step == (64 if name == "lamp_flant5" or args.get("objective") == "grpo" else 32)
@@ -511,6 +511,7 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
         needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
         needs_none = needs_none or script.startswith(("utils/select", "utils/combine", "utils/draw", "utils/rounds"))
         needs_none = needs_none or args.get("ranker") in ("random", "bm25-okapi", "recency")
+        needs_none = needs_none or script == "utils/train_ranker.py"
         gpus = [word for word in options if word.startswith("--gres=")]
         assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")
         makers |= dict.fromkeys(files(args, MADE), number)
@@ -585,9 +586,10 @@ def test_the_upper_bound_has_one_row_however_many_seeds(commands_of, tmp_path):
     commands = [parse(words)[1] for words in commands_of("beyond", SEEDS="0 1")]
     made = {path for args in commands for path in files(args, MADE)}
     assert {path for path in files(commands[-1], READ) if path.startswith(str(tmp_path))} <= made
-    assert [name for name, *_ in commands[-1]["system"]][-3:] == [
+    assert [name for name, *_ in commands[-1]["system"]][-4:] == [
         "PlanPers (planner by RL), seed 0",
         "PlanPers (planner by RL), seed 1",
+        "Best of 16 by a ranker",
         "Best of 16 by the rubric",
     ]
     assert ["GRASP", "GRASP, seed 0", "GRASP, seed 1"] in commands[-1]["seeds"]
@@ -700,3 +702,19 @@ def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
     assert again.returncode == 0, again.stderr
     assert len(server.requests) == num_requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/chat/test/grasp_judge.md").read_text() == table
+
+
+@pytest.mark.long
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_ranker_is_run_from_ranking_to_its_row(trained, server, tmp_path):
+    """With vLLM's states; a second run makes nothing."""
+    done = study("ranker", N=3, **trained)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out/chat/test/ranker_judge.md").read_text()
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:5]][-1] == "| Best of 3 by a ranker (best by ranker)"
+    assert "saw narrative, rubric_aspects in training." in table and "bound" not in table
+    before, num_requests = outputs(tmp_path / "out"), len(server.requests)
+    again = study("ranker", N=3, **trained)
+    assert again.returncode == 0, again.stderr
+    assert len(server.requests) == num_requests and outputs(tmp_path / "out") == before

@@ -9,7 +9,7 @@ from scipy.stats import bootstrap
 
 from utils import make_figures
 from utils.benchmarks.lampqa.task import CATEGORIES
-from utils.tables.best_of_n import expected_best, make_curve
+from utils.tables.best_of_n import expected_best, make_curve, shares_of_headroom
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8])
@@ -63,6 +63,17 @@ def test_the_curve_is_the_mean_over_groups_with_intervals_over_questions():
         average = lambda one, other, axis: (one.mean(axis) + other.mean(axis)) / 2  # noqa: E731
         found = bootstrap((values[:4], values[4:]), average, method="percentile", random_state=1).confidence_interval
         assert low == pytest.approx(found.low, abs=0.02) and high == pytest.approx(found.high, abs=0.02)
+
+
+def test_the_share_of_the_headroom():
+    """Of a perfect scorer all, of one that prefers the worst the (negative) loss, of equal scores none."""
+    judged = [[0.1, 0.4, 0.7], [0.9, 0.3, 0.2]] * 5
+    best, worst = curve_of(judged), curve_of(judged, sign=-1)
+    mean, high, low = (fmean(fmean(map(of, combinations(row, 2))) for row in judged) for of in (fmean, max, min))
+    assert shares_of_headroom(best, best) == [None, pytest.approx(1)]
+    assert shares_of_headroom(worst, best) == [None, pytest.approx((low - mean) / (high - mean))]
+    equal = curve_of([[0.1, 0.1, 0.1]] * 10)
+    assert shares_of_headroom(equal, equal) == [None, None]
 
 
 def test_of_errors_the_lowest_is_the_best():

@@ -308,11 +308,10 @@ def set_up_logging(level: str) -> None:
 
 
 # fmt: off
-def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
-    """Add the flags that name a model, load it, or reach its API; `model_flag` is --model_addr or --evaluator_llm."""
-    group = parser.add_argument_group("model")
-    group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
-    add = group.add_argument
+def add_loading_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> Callable:
+    """Add the flags that name a model and load it with vLLM; return the function that adds others to their group."""
+    add = parser.add_argument_group("model").add_argument
+    add(model_flag, required=required, metavar="MODEL", help=model_help)
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--tensor_parallel_size", type=positive_int, default=1,
         help="GPUs that share one copy of the model (%(default)s)")
@@ -324,6 +323,18 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "model or an encoder-decoder, and float32 on a CPU without bfloat16 (%(default)s)")
     add("--enforce_eager", action="store_true",
         help="do not use CUDA graphs: starts sooner, runs slower (off; always on for a CPU)")
+    parser.not_a_setting(model_flag, "the identity of the model is a setting")
+    parser.names_model(model_flag)
+    parser.not_a_setting(
+        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
+        "they only decide where and how the model runs",
+    )
+    return add
+
+
+def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
+    """Add the flags that name a model, load it, or reach its API; `model_flag` is --model_addr or --evaluator_llm."""
+    add = add_loading_arguments(parser, model_flag, model_help, required)
     add("--reasoning_parser", metavar="NAME",
         help="vLLM's reasoning parser, or `none`; with --openai only deepseek_r1, for texts with a thought at "
         "the beginning but no opening tag (default: detected from the chat template, or with --openai from tags in the "
@@ -344,12 +355,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with additional parameters for each API request (default: none)")
     add_price_arguments(parser, group)
-    parser.not_a_setting(model_flag, "the identity of the model is a setting")
     parser.names_model(model_flag, lambda args: args.openai)
-    parser.not_a_setting(
-        "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
-        "they only decide where and how the model runs",
-    )
     parser.not_a_setting(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
         "they only decide how the server is reached, and the identity of the model is a setting",

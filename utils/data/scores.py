@@ -134,6 +134,11 @@ def metric_behind(scores: Scores) -> Metric:
     return tasks()[scores["task"]].metrics[scores["strategy"]]
 
 
+def seen_by(scores: Scores) -> list[str]:
+    """Return the fields that only the scorer may see, of those that the metric of a file of `read_scores` needs."""
+    return [name for name in metric_behind(scores).needs if name in tasks()[scores["task"]].hidden_fields]
+
+
 def strategy_in_words(scores: Scores) -> str:
     """Return the strategy of a file that `read_scores` returned, and the way of its verdicts if that is unusual."""
     name, metric = metric_of(tasks()[scores["task"]], scores)

@@ -35,7 +35,8 @@ from utils.models.machine import Gpu, check_before_fetching, count_gpus, gpu_pro
 from utils.models.model_folder import ModelFolder
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    import numpy as np
+    from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
 
 T = TypeVar("T")
@@ -146,14 +147,14 @@ if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.envi
 class VLLMEngine:
     """Runs one base model, with or without LoRA adapters, request by request."""
 
-    def __init__(self, args: Namespace, models: list[ModelFolder], max_model_len: int, gives_rewards: bool = False):
+    def __init__(self, args: Namespace, models: list[ModelFolder], max_model_len: int, is_pooling: bool = False):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: the models to serve: a base model, its adapters, or both.
             max_model_len: tokens of prompt and output together; -1: the model's limit, or what fits into the memory.
-            gives_rewards: the model is a classifier, so that only `reward` can be called.
+            is_pooling: only `reward` (of a classifier) or `state` (of any other model) will be called.
 
         UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
         does not support VLLM_BATCH_INVARIANT=1.
@@ -177,7 +178,7 @@ class VLLMEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         settings = engine_settings(args, base, adapters, max_model_len, on_gpu)
-        settings |= {"runner": "pooling"} if gives_rewards else {}
+        settings |= {"runner": "pooling"} if is_pooling else {}
         addrs = [adapter.addr for adapter in adapters]
         self._adapters = {addr: LoRARequest(addr, n, addr) for n, addr in enumerate(addrs, 1)}
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
@@ -247,15 +248,22 @@ class VLLMEngine:
 
     async def reward(self, model: str, prompt: array) -> Rewarded:
         """Return the reward of a whole dialogue: the classifier's only logit at its end."""
+        result = await self._pool(model, prompt, task="classify", use_activation=False)
+        return Rewarded(result.outputs.data.item(), len(result.prompt_token_ids), result.num_cached_tokens or 0)
+
+    async def state(self, model: str, prompt: array, normalize: bool) -> "np.ndarray":
+        """Return the last hidden state at a prompt's last token, float32 (D,); scaled to length 1 with `normalize`."""
+        result = await self._pool(model, prompt, task="embed", use_activation=normalize)
+        return result.outputs.data.float().numpy()
+
+    async def _pool(self, model: str, prompt: array, **params: Any) -> "PoolingRequestOutput":
         from vllm.pooling_params import PoolingParams
 
         self._check_length(len(prompt))
         self._count += 1
-        params = PoolingParams(task="classify", use_activation=False)
-        request = {"prompt_token_ids": list(prompt)}
-        lora = self._adapters.get(model)
-        result = await self._final(self._engine.encode(request, params, str(self._count), lora_request=lora))
-        return Rewarded(result.outputs.data.item(), len(result.prompt_token_ids), result.num_cached_tokens or 0)
+        request, lora = {"prompt_token_ids": list(prompt)}, self._adapters.get(model)
+        results = self._engine.encode(request, PoolingParams(**params), str(self._count), lora_request=lora)
+        return await self._final(results)
 
     async def _ask(
         self,

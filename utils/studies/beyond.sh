@@ -4,4 +4,4 @@
 #
 #   LIMIT=1000 STRATEGY=direct bash utils/studies/beyond.sh   # cheaper
 source utils/studies/beyond_steps.sh || exit 2 # not in the root of the repository
-compare beyond none rag planpers best_of_n pathways offline_rl vac grasp pr2 iap planner_rl rubric_best
+compare beyond none rag planpers best_of_n pathways offline_rl vac grasp pr2 iap planner_rl ranker rubric_best

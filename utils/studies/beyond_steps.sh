@@ -23,13 +23,14 @@ N=${N-16} ROUNDS=${ROUNDS-3} GRASP_ROUNDS=${GRASP_ROUNDS-8} LIMIT=${LIMIT-} STRA
 QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
-titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)")
+titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)" [ranker]="Best of $N by a ranker")
+selected="ranker rubric_best" # they select among answers with one seed, and train no policy
 per_update=32 # texts that an update of a training learns from, except in reinforcement learning
 
 compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and make a table of them
     local study=$1 method split table
     METHODS=${METHODS-${*:2}}
-    name_methods "$known $trained rubric_best"
+    name_methods "$known $trained $selected"
     for category in $CATEGORIES; do
         for split in train validation "$SPLIT"; do rank "$split"; done
         [[ " $METHODS " != *" rag_random "* ]] || rank_with_random_profile
@@ -39,10 +40,10 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
                 case $method in
                     planpers) train ;;
                     offline_rl | dpo) offline_rl "$method" ;;
-                    vac | grasp | rubric_best | pr2 | iap | planner_rl) "$method" ;;
+                    vac | grasp | ranker | rubric_best | pr2 | iap | planner_rl) "$method" ;;
                     *_rl) reinforce "$method" "$model" "" "--temperature 1" "--role $role" "${REWARD-}" ;; # rl.sh
                 esac
-                [ "$method" = rubric_best ] || answer "$method"
+                [[ " $selected " == *" $method "* ]] || answer "$method"
             done
         done
         judge
@@ -50,7 +51,7 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
     for model in $MODELS; do
         systems=() baselines=() spread=()
         for method in "${methods[@]}"; do
-            if [ "$method" = rubric_best ]; then # it is made with one seed
+            if [[ " $selected " == *" $method "* ]]; then
                 SEEDS=0 row "${titles[$method]}" "$method"
             else
                 row "${titles[$method]-$method}" "$method"
@@ -66,6 +67,7 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
 
 sample() { # NAME "WAITS" SPLIT LIMIT SAMPLES SCRIPT FLAGS...: answers to the first LIMIT questions, or to all if it is empty
     local name=$1 waits=$2 split=$3 limit=$4 samples=$5
+    [ -z "${jobs[$name]-}" ] || return 0 # methods share samples
     engine
     GPUS=$gpus step "$name" "ranked/${category}_$split $waits" python "${@:6}" --num_generated_outputs "$samples" \
         --inputs_addr "$OUT/ranked/${category}_$split.json" --output_addr "$OUT/$name.json" ${limit:+--limit "$limit"} \
@@ -74,6 +76,7 @@ sample() { # NAME "WAITS" SPLIT LIMIT SAMPLES SCRIPT FLAGS...: answers to the fi
 
 judge_samples() { # NAME SPLIT STRATEGY: write the scores of all samples into NAME_scores.json
     local name=$1 split=$2 strategy=$3
+    [ -z "${jobs[${name}_scores]-}" ] || return 0
     engine ${JUDGE_FLAGS-}
     GPUS=$gpus step "${name}_scores" "$name" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$strategy" \
         --samples all --inputs_addr "$DATA/${category}_${split%_round_*}.json" --allow_partial \
@@ -231,6 +234,28 @@ combine() { # FOLDER SPLIT "REWARD": make the rewards of a round, which is in th
     draw "$round/samples_rewards" "$waits" python utils/combine_scores.py \
         --response_addr "$OUT/$round/samples.json" --score_addr "$OUT/$round/samples_scores.json" \
         --output_addr "$OUT/$round/samples_rewards.json" $reward "${plain[@]}"
+}
+
+embed() { # NAME SPLIT: write the states of answers, and of their questions and posts, into NAME_states.safetensors
+    engine
+    GPUS=$gpus step "$1_states" "ranked/${category}_$2 $1" python utils/embed_responses.py --model_addr "$model" \
+        --inputs_addr "$OUT/ranked/${category}_$2.json" --response_addr "$OUT/$1.json" \
+        --output_addr "$OUT/$1_states.safetensors" "${engine[@]}"
+}
+
+ranker() { # the best of the N answers of rubric_best, by a ranker that learns from offline_rl's samples of round 1
+    local name learnt=${model##*/}/train/$category/ranker from=${model##*/}/train/$category/rag/samples
+    sample "$from" "" train "$LIMIT" "$N" baselines.py --rag --model_addr "$model" --temperature 1
+    judge_samples "$from" train "$STRATEGY"
+    embed "$from" train
+    draw "$learnt" "$from ${from}_scores ${from}_states" python utils/train_ranker.py --response_addr "$OUT/$from.json" \
+        --score_addr "$OUT/${from}_scores.json" --states_addr "$OUT/${from}_states.safetensors" --output_dir "$OUT/$learnt"
+    name=$(answer_name "$category" rubric 10 0)
+    sample "$name" "" "$SPLIT" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
+    embed "$name" "$SPLIT"
+    answers+=("$(answer_name "$category" ranker 10 0)")
+    draw "${answers[-1]}" "$learnt $name ${name}_states" python utils/select_responses.py --response_addr "$OUT/$name.json" \
+        --ranker "$OUT/$learnt" "$OUT/${name}_states.safetensors" --output_addr "$OUT/${answers[-1]}.json"
 }
 
 rubric_best() { # the upper bound: the best of N answers to the test questions, by the judge and metric of the table

@@ -39,6 +39,12 @@ def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], nu
     return sum(way * judged[sample] for way, sample in zip(ways, order, strict=True)) / comb(len(judged), most)
 
 
+def shares_of_headroom(curve: Curve, best: Curve) -> list[float | None]:
+    """Return (selected - mean) / (best - mean) for each N, None for x / 0; the judge itself chooses in `best`."""
+    gains, most = ([of_n - own.means[0] for of_n in own.means] for own in (curve, best))
+    return [gain / limit if round(limit, 9) else None for gain, limit in zip(gains, most, strict=True)]
+
+
 def make_curve(judged: Scores, samples: SampleScores, chosen_by: SampleScores) -> Curve:
     """Return the curve for N = 1, 2, 4, ... up to the number of samples.
 

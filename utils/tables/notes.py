@@ -158,6 +158,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
 
 def describe_selection(by: dict[str, Any]) -> str:
     """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
+    if "learnt" in by:
+        return f"each response is the best of {by['samples']} by a ranker that learned from scores ({by['learnt']})"
     which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
     return f"each response is {which}, which saw {', '.join(by['saw']) or 'no rubric'}{unscored}"

@@ -1,0 +1,76 @@
+"""Train a ranker, which picks one of several responses by the generator's own hidden states, on their scores.
+
+  python utils/train_ranker.py --response_addr samples.json --score_addr samples_scores.json \\
+      --states_addr samples_states.safetensors --output_dir ranker
+
+The states are those of utils/embed_responses.py. A training takes minutes on the CPU; if it is killed, it starts over.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils.base import cli
+from utils.base.errors import counted
+from utils.base.made import Made, State, say_finished
+from utils.base.manifest import describe_run, file_hash, settings_of
+from utils.base.writing import open_whole
+from utils.data.scores import judges_of, read_scores, seen_by, strategy_in_words
+from utils.data.states import MODEL, RANKER, read_pools, refuse_states
+
+SCRIPT = "utils/train_ranker.py"
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--response_addr", required=True, metavar="FILE", help="responses with several samples per question")
+    add("--score_addr", required=True, metavar="FILE", help="the scores of all samples (--samples all)")
+    add("--states_addr", required=True, metavar="FILE", help="their states")
+    add("--validation_addr", nargs=3, metavar=("RESPONSES", "SCORES", "STATES"),
+        help="the same of other questions, which choose the epoch (default: the last one)")
+    add("--inputs", choices=["xuy", "xy", "y"], default="xuy",
+        help="the states that it reads: x of the question, u of its posts, y of the response (%(default)s)")
+    add("--output_dir", required=True, metavar="DIR", help="folder of the ranker")
+    # fmt: on
+    cli.add_overwrite_argument(parser, parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    path, chosen_by = str(Path(args.output_dir) / RANKER), args.validation_addr or []
+    learnt = [args.response_addr, args.score_addr, args.states_addr]
+    cli.check_outputs([path], learnt + chosen_by)
+    pools, states = read_pools(*learnt)
+    hashes, validation = {digest for _, digest, *_ in states.questions}, None
+    if chosen_by:
+        validation = read_pools(*chosen_by)
+        refuse_states(validation[1], states.settings, hashes, "the ranker")
+        hashes |= {digest for _, digest, *_ in validation[1].questions}
+    scores, judges = read_scores(args.score_addr), map(settings_of, [args.score_addr, *chosen_by[1:2]])
+    settings = {name: states.settings[name] for name in MODEL} | {"script": SCRIPT, "vectors": args.inputs}
+    settings |= {"strategy": strategy_in_words(scores), "judges": sorted(set().union(*map(judges_of, judges)))}
+    settings |= {"saw": seen_by(scores), "learnt": list(map(file_hash, learnt + chosen_by))}
+    made = Made(path, settings, args.overwrite)
+    if made.check() is State.CURRENT:
+        say_finished(args.output_dir)
+        return 0
+    from safetensors.torch import save
+
+    from utils.training.ranker import fit
+
+    with made.writing(describe_run(vars(args), {}, "CPU")) as (staged, manifest), open_whole(staged, "wb") as file:
+        weights, figures = fit((pools, states), validation, args.inputs)
+        file.write(save(weights, {"questions": json.dumps(sorted(hashes))}))
+        manifest |= figures
+    chosen = f" of {len(figures['losses'])}, validation {max(figures['selected']):z.4f}" if validation else ""
+    print(f"{args.output_dir}: trained on {counted(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
