@@ -25,7 +25,6 @@ from utils.benchmarks.metric import Metric
 from utils.data.responses import Responses, are_answered, read_responses
 from utils.data.scores import SampleScores, judges_of, metric_behind, read_sample_scores, seen_by, strategy_in_words
 from utils.data.states import RANKER
-from utils.generation.model import rewards_of
 from utils.tables.notes import describe_selection
 
 SCRIPT = "utils/select_responses.py"
@@ -156,7 +155,8 @@ def describe_scorer(score_addr: str, scores: dict[str, Any], metric: Metric) -> 
 def describe_ranker(args: argparse.Namespace, trained: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return `selected_by` of a ranker, and further settings: what it and the responses' models saw in training."""
     made = settings_of(args.response_addr)
-    further = rewards_of([], *made.get("rewarded_by", ()), *trained["judges"])
+    judges = sorted({*made.get("rewarded_by", ()), *trained["judges"]})
+    further = {"rewarded_by": judges} if judges else {}
     further |= {"ranker": file_hash(Path(args.ranker[0]) / RANKER), "states": file_hash(args.ranker[1])}
     saw = made.get("saw") or {"when": "training", "fields": []}
     if saw["when"] == "training" and (fields := sorted({*saw["fields"], *trained["saw"]})):
