@@ -131,6 +131,7 @@ def test_lampqa_names_are_only_in_its_file_and_builder(name):
     """No line has its fields, including comments and messages, and no string its groups, their parts and files."""
     source = MODULES[name].read_text(encoding="utf-8")
     names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.paper_files()}
+    names -= {"history"} if ".bespoke." in name else set()  # a column of its tables
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
     words = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
     assert words == set()

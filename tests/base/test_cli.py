@@ -335,8 +335,8 @@ WITHOUT_EFFECT = [
        f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
       for other, name, flags in (
           ("sft", "dpo", "--worst_addr w --beta 0.3"), ("dpo", "sft", "--prompt feedback"),
-          ("sft", "grpo",
-           "--trace_addr t --response_addr r --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
+          ("sft", "distill or grpo", "--response_addr r"),
+          ("sft", "grpo", "--trace_addr t --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
     ("utils/select_responses.py", "--ranker d s", "--worst_addr w --min_score 1", "with --ranker\n  leave {} out"),
     ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  give --own, or leave {} out"),
