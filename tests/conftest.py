@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import zlib
 from contextlib import contextmanager
 from functools import cache
@@ -92,10 +93,17 @@ def warm_engine(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def looked_up_once():
-    """Look up git and package metadata for manifests only once, because that takes longer than most runs here."""
+    """Look up git and package metadata for manifests only once, because that takes longer than most runs here.
+
+    Nor are modules that the tests have imported looked at in each run of a method, whose code is in other folders.
+    """
+    from utils.runs import own_method
+
+    loaded, path_of = {*map(id, sys.modules.values())}, own_method._path_of
     with pytest.MonkeyPatch.context() as patch:
         for name in ("versions", "_git_commit"):
             patch.setattr(manifest, name, cache(getattr(manifest, name)))
+        patch.setattr(own_method, "_path_of", lambda module: None if id(module) in loaded else path_of(module))
         yield
 
 
@@ -112,6 +120,7 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell makes its background jobs ignore Ctrl-C, which processes inherit. Tests send that signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # half of the time to import and collect the tests would go into it
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -184,6 +193,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # else every garbage collection scans thousands of tests and torch
+    gc.enable()
 
 
 def group_of(nodeid):
