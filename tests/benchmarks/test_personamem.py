@@ -343,21 +343,31 @@ class Scorer:
         pass
 
 
-@pytest.mark.parametrize("way", ["whole", "messages"])
-def test_likelihoods_cover_only_the_options_after_history_and_question(way, dataset, ranked, monkeypatch, tmp_path):
-    unit, flags = WAYS[way]
-    path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
-    model, tokenizer = save_tiny_chat(tmp_path / "chat", max_positions=16_384), make_tokenizer()
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    return save_tiny_chat(tmp_path_factory.mktemp("model") / "chat", max_positions=16_384)
 
-    def choose(output, path):
-        """Return the requests of a run with --choose likelihood."""
+
+@pytest.fixture
+def choose(small_model, dataset, monkeypatch):
+    """Run with --choose likelihood, and return the requests."""
+
+    def run(output, *more, path=dataset):
         engine = Scorer()
         monkeypatch.setattr("utils.generation.engines.VLLMEngine", lambda *_: engine)
-        words = ["--model_addr", model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
-        assert baselines.main([*map(str, words), "--completions", f"{output}.completions", *map(str, flags)]) == 0
+        words = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
+        assert baselines.main([*map(str, words), "--completions", f"{output}.completions", *map(str, more)]) == 0
         return engine.scored
 
-    scored = choose(tmp_path / "one.json", path)
+    return run
+
+
+@pytest.mark.parametrize("way", ["whole", "messages"])
+def test_likelihoods_cover_only_the_options_after_history_and_question(way, dataset, ranked, choose, tmp_path):
+    unit, flags = WAYS[way]
+    path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
+    tokenizer = make_tokenizer()
+    scored = choose(tmp_path / "one.json", *flags, path=path)
     answers = json.loads((tmp_path / "one.json").read_text())
     for record in read_dataset(path, needs=["profile", "options"]):
         question = {"role": "user", "content": record["question"]}
@@ -368,7 +378,8 @@ def test_likelihoods_cover_only_the_options_after_history_and_question(way, data
         assert list(map(tokenizer.decode, options)) == record["options"]
         likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda pair: pair[0])[1]
         assert answers[record["id"]][0]["output"] == likeliest
-    assert sorted(choose(tmp_path / "two.json", with_other_secrets(path))) == sorted(scored) and len(scored) == 24
+    again = choose(tmp_path / "two.json", *flags, path=with_other_secrets(path))
+    assert sorted(again) == sorted(scored) and len(scored) == 24
 
 
 TURNS = [
