@@ -212,7 +212,7 @@ def orders_of(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [6, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_killed_at_several_moments(searching, dense, most):
     searching.run(*dense)
     whole, dice, kills = searching.output.read_bytes(), random.Random(7), 0
