@@ -102,7 +102,7 @@ def by_heart(request, data, warm, tmp_path_factory):
 def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     """Loss, metric, and what baselines.py writes with it."""
     fusion, output, _ = by_heart
-    assert figures_of(output, "loss")[-1] < 0.1 and figures_of(output, "eval_score")[-1] == 1.0
+    assert figures_of(output, "loss")[-1] < 0.2 and figures_of(output, "eval_score")[-1] == 1.0
     inputs, answers = data / "LaMP-4_train.json", tmp_path / "answers.json"
     words = ["--model_addr", output / "best", "--rag", "--unranked", "--num_contexts", 2]
     words += ["--inputs_addr", inputs, "--output_addr", answers]
@@ -312,9 +312,9 @@ def test_batches_and_processes_that_share_a_step_learn_the_same(data, warm, tmp_
         run = warm.run("utils/train_generator.py", flags_of(data, tmp_path / name, **more), **setup)
         assert run.returncode == 0, run.errors
     for name in ("4", "two"):
-        for figure in ("loss", "eval_score"):
+        for figure, within in (("loss", {"rel": 0.02}), ("eval_score", {"abs": 0.02})):  # of texts, which may change
             values, wanted = figures_of(tmp_path / name, figure), figures_of(tmp_path / "2", figure)
-            assert values == pytest.approx(wanted, rel=0.02)
+            assert values == pytest.approx(wanted, **within)
 
 
 # All tasks, and the whole way

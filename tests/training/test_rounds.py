@@ -413,40 +413,28 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
 
 
+WHOLE = "but training uses the full distribution; to match, sample without"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "flags"),
+    ("arguments", "told"),
     [
-        ({"top_p": 0.95}, "--top_p 0.95"),
-        ({"top_k": 20, "top_p": 1.0}, "--top_k 20"),
-        (
-            {"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
-            "--top_p 0.5 and --min_p 0.1",
-        ),
-        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, "top_k 5"),
-        (
-            {"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
-            "frequency_penalty 0.5 and repetition_penalty 1.1",
-        ),
+        ({"top_p": 0.95}, f"--top_p 0.95, {WHOLE} it"),
+        ({"top_k": 20, "top_p": 1.0}, f"--top_k 20, {WHOLE} it"),
+        ({"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
+         f"--top_p 0.5 and --min_p 0.1, {WHOLE} them"),
+        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, f"top_k 5, {WHOLE} it"),
+        ({"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
+         f"frequency_penalty 0.5 and repetition_penalty 1.1, {WHOLE} them"),
         ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
+        # `--top_p default` may be below 1, by the model's generation_config.json.
+        ({"top_p": None}, "the model's default top_p, taken as 1; give --top_p 1"),
     ],
-)
-def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, flags):
+)  # fmt: skip
+def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, told):
     trace, _ = changed(lambda line: None, arguments)
     note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
-    printed = capsys.readouterr().err
-    them = "them" if flags and " and " in flags else "it"
-    note = f"sampled with {flags}, but training uses the full distribution; to match, sample without {them}\n"
-    assert printed == (f"note: {trace}: {note}" if flags else "")
-
-
-def test_an_unknown_top_p_is_told(changed, capsys):
-    """`--top_p default` may be below 1, by the model's generation_config.json."""
-    trace, _ = changed(lambda line: None, {"top_p": None})
-    note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
-    assert (
-        capsys.readouterr().err
-        == f"note: {trace}: sampled with the model's default top_p, taken as 1; give --top_p 1\n"
-    )
+    assert capsys.readouterr().err == (f"note: {trace}: sampled with {told}\n" if told else "")
 
 
 def share(line, *samples):
