@@ -5,10 +5,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -62,29 +59,6 @@ def test_the_same_as_rag(runs, tmp_path):
     rag = json.loads((tmp_path / "rag.json").read_text())
     assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in rag.items()}
     assert sorted(map(json.dumps, runs.server.requests)) == requests
-
-
-def test_interrupted_while_the_server_hangs(runs):
-    hold = threading.Event()
-
-    def hang(request):
-        if len(runs.server.requests) > 9:
-            hold.wait()
-        return reply(request)
-
-    runs.server.reply = hang
-    command = [sys.executable, "baselines.py", *runs.flags()]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        runs.server.wait_for(9 + 4)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=600)
-    finally:
-        hold.set()
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert errors.endswith("interrupted; finished work is kept, run the same command again to resume\n")
-    asked = len(runs.server.requests)
-    assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
 
 
 def test_a_changed_method_requests_only_what_changed(runs):
