@@ -97,7 +97,7 @@ test: setup models ## run the tests, 16 minutes on two cores (engine tests need 
 test-all: setup models ## run all tests, with all cases (make test leaves out similar and long ones)
 	@$(PYTEST) --all_cases
 
-test-fast: setup ## run the fast tests (three minutes): no language model, few processes
+test-fast: setup ## run the fast tests (a minute and a half): no language model, few processes
 	@$(PYTEST) -m "not engine and not slow"
 
 # Test files import each other by name, as with pytest's settings in pyproject.toml.

@@ -115,6 +115,7 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell makes its background jobs ignore Ctrl-C, which processes inherit. Tests send that signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # half of the time to import and collect the tests would go into it
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -187,6 +188,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # else every garbage collection scans thousands of tests and torch
+    gc.enable()
 
 
 def group_of(nodeid):

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from zygote import LAUNCHED
 
+import train_planner
+from utils import make_table
 from utils.base import cli
 from utils.base.cli import VERSION, check_shard
 from utils.base.errors import UserError, counted, named
@@ -48,24 +50,51 @@ def run(*command, **more):
 # --help
 
 
+# Runs each script as `python SCRIPT` does, but in one process, which keeps the modules of other packages.
+EACH = """
+import contextlib, io, json, os, runpy, sys
+
+def run(script, *words):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("prompts", "retrieval", "utils")]:
+        del sys.modules[name]
+    sys.path[0], sys.argv = os.path.dirname(os.path.abspath(script)), [script, *words]
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            return [end.code, *(stream.buffer.getvalue().decode() for stream in streams)]
+        finally:
+            sys.path[:] = paths
+
+paths = [*sys.path]
+words = [["--help"], ["--misspelt=sk-secret", "-x"]]
+print(json.dumps({script: [run(script, *its) for its in words] for script in sys.argv[1:]}))
+"""
+
+
 @pytest.fixture(scope="module")
 def without_heavy_packages(tmp_path_factory):
-    """Return an environment in which importing any of `HEAVY` fails."""
+    """Return what each script does with --help and with wrong flags, where importing any of `HEAVY` fails."""
     folder = tmp_path_factory.mktemp("blocked")
     for name in HEAVY:
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')")
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    for name in HEAVY:
-        assert f"{name} is blocked" in run("-c", f"import {name}", env=environment).stderr
-    return environment
+    import_all = f"for name in {HEAVY}:\n try: __import__(name)\n except ImportError as error: print(error)"
+    blocked = run("-c", import_all, env=environment)
+    assert blocked.stdout.splitlines() == [f"{name} is blocked" for name in HEAVY]
+    done = run("-c", EACH, *SCRIPTS, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_imports_no_slow_packages(script, without_heavy_packages):
-    result = run(script, "--help", env=without_heavy_packages)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith(f"usage: {Path(script).name} ")
-    assert f"python {script}" in result.stdout  # a command to copy
+    (code, out, err), wrong = without_heavy_packages[script]
+    assert (code, err) == (0, "") and out.startswith(f"usage: {Path(script).name} ")
+    assert f"python {script}" in out  # a command to copy
+    assert wrong[:2] == [2, ""] and wrong[2].count("\n") == 1
+    assert wrong[2].startswith("error: unrecognized arguments: --misspelt, -x; did you mean --")
 
 
 class Parsing(Exception):
@@ -234,13 +263,10 @@ def refusal_of(parser, words, capsys):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_misspelt_flag_gets_a_one_line_suggestion(script, parser_of, capsys):
     parser = parser_of(script)
-    for flag in options_of(parser):
-        for words in ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"]):  # alone, so the required ones are missing too
-            expected = f"error: unrecognized arguments: {flag}x; did you mean {flag}?\n"
-            assert refusal_of(parser, words, capsys) == expected
-    done = run(script, "--misspelt=sk-secret", "-x")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("error: unrecognized arguments: --misspelt, -x; did you mean --")
+    for number, flag in enumerate(options_of(parser)):
+        words = ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"])[number % 3]  # alone: required ones are missing too
+        expected = f"error: unrecognized arguments: {flag}x; did you mean {flag}?\n"
+        assert refusal_of(parser, words, capsys) == expected
 
 
 @pytest.mark.parametrize(
@@ -399,14 +425,6 @@ def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of)
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 
 
-def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_of):
-    for script in ("baselines.py", "evaluate_responses.py"):
-        parser = parser_of(script)
-        monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
-        args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
-        assert (args.base_url, args.openai) == ("http://here/v1", False)
-
-
 BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
 
 
@@ -460,6 +478,10 @@ def test_the_api_address_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
     there = shared_parser().parse_args(["--model_addr", "m", "--openai", "--base_url", "http://there"])
     assert there.base_url == "http://there"
+    for script in ("baselines.py", "evaluate_responses.py"):
+        parser = importlib.import_module(script.removesuffix(".py")).build_parser()
+        args = parser.parse_args(required_words(parser))
+        assert (args.base_url, args.openai) == ("http://here/v1", False)  # it does not count as a given flag
     monkeypatch.setenv("OPENAI_BASE_URL", "")
     assert shared_parser().parse_args(["--model_addr", "m"]).base_url is None
 
@@ -612,13 +634,17 @@ def test_a_task_of_an_array_does_a_shard_only_if_asked(monkeypatch, capsys, word
         ({**LAUNCHED, "WORLD_SIZE": "16"}, True),
     ],
 )
-def test_only_the_first_of_launched_processes_prints_the_error(environment, is_told):
-    env = {**os.environ, **environment}
-    words = ["train_planner.py", "--model_addr", "m", "--inputs_addr", "nowhere.json", "--output_dir", "o"]
-    training = run(*words, env=env)
-    assert (training.returncode, "nowhere.json" in training.stderr) == (2, is_told)
-    table = run("utils/make_table.py", "--system", "A", "nowhere.json", env=env)
-    assert (table.returncode, table.stderr) == (2, "error: nowhere.json: no such file\n")
+def test_only_the_first_of_launched_processes_prints_the_error(environment, is_told, monkeypatch, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    training = ["train_planner.py", "--model_addr", "m", "--inputs_addr", "nowhere.json", "--output_dir", "o"]
+    table = ["utils/make_table.py", "--system", "A", "nowhere.json"]
+    for main, words, told in ((train_planner.main, training, is_told), (make_table.main, table, True)):
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as ended:
+            cli.run_script(lambda main=main, words=words: main(words[1:]))
+        assert ended.value.code == 2
+        assert capsys.readouterr() == ("", "error: nowhere.json: no such file\n" if told else "")
 
 
 def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():

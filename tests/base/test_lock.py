@@ -126,10 +126,11 @@ fcntl.flock = refuse
 """
 
 
-def test_without_file_locks_that_of_an_ended_process_is_taken_over_on_the_same_host(path, monkeypatch):
-    def refuse(file, how):
-        raise OSError(errno.ENOSYS, "Function not implemented")
+def refuse(file, how):
+    raise OSError(errno.ENOSYS, "Function not implemented")
 
+
+def test_without_file_locks_that_of_an_ended_process_is_taken_over_on_the_same_host(path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", refuse)
     with start(WITHOUT + HOLD, path) as holder:
         assert message(Lock, path) == in_use(path, holder.pid)
@@ -166,8 +167,10 @@ while True:
 
 
 @pytest.mark.parametrize("without", ["", WITHOUT], ids=["locks", "no locks"])
-def test_a_lock_is_free_after_a_kill_at_any_moment(path, without):
+def test_a_lock_is_free_after_a_kill_at_any_moment(path, without, monkeypatch):
     """Except, without locks, between the making of the lock file and the writing of its holder's name."""
+    if without:
+        monkeypatch.setattr("fcntl.flock", refuse)
     inside, empty = Path(f"{path}.inside"), 0
     for number in range(20):
         with start(without + KILLED, path) as process:
@@ -178,6 +181,5 @@ def test_a_lock_is_free_after_a_kill_at_any_moment(path, without):
         if without and lock_of(path).exists() and not lock_of(path).read_text():
             empty += 1
             lock_of(path).unlink()
-        with start(without + HOLD, path):
-            pass
+        Lock(path).release()
     assert empty < 10

@@ -11,7 +11,7 @@ from test_derived_files import SAMPLE, judged, write
 from utils.base.manifest import file_hash, read_manifest
 
 pytestmark = pytest.mark.slow
-ROUNDS = 10
+ROUNDS = 5
 
 
 def commands(kind, folder):

@@ -26,6 +26,7 @@ from utils.benchmarks.personamem.letters import LETTERS
 from utils.benchmarks.personamem.task import CANONICAL, TYPES, options_text, order_of_options
 from utils.data.datasets import read_dataset
 from utils.generation.chat import APIChat, find_form, fold
+from utils.generation.requests import Scored
 
 DATA = Path(__file__).resolve().parents[1] / "data/mini_personamem"
 TABLE, CONTEXTS = "questions_32k.csv", "shared_contexts_32k.jsonl"
@@ -326,22 +327,20 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
 
 
-INSTEAD_OF_VLLM = """
-import asyncio, json, baselines
-from utils.generation.requests import Scored
-class Engine:
+class Scorer:
+    """In vLLM's place: notes each request, and prefers longer continuations."""
+
     concurrency, device = 2, "none"
+
+    def __init__(self):
+        self.scored = []
+
     async def score(self, model, prompt, continuations):
-        await asyncio.sleep(0)
-        with open({log!r}, "a") as file:
-            print(json.dumps([list(prompt), *map(list, continuations)]), file=file)
+        self.scored.append([list(prompt), *map(list, continuations)])
         return Scored([-1 / len(tokens) for tokens in continuations], len(prompt), 0)
+
     async def close(self):
         pass
-import utils.generation.engines
-
-utils.generation.engines.VLLMEngine = lambda *_: Engine()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -350,30 +349,26 @@ def small_model(tmp_path_factory):
 
 
 @pytest.fixture
-def choose(warm, small_model, dataset, tmp_path):
-    """Start a run with --choose likelihood; log.txt has the requests."""
+def choose(small_model, dataset, monkeypatch):
+    """Run with --choose likelihood, and return the requests."""
 
-    def start(output, *more, path=dataset):
-        code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"))
-        flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
-        flags += ["--completions", f"{output}.completions"]
-        return warm.start("baselines.py", [*flags, *more], do=code)
+    def run(output, *more, path=dataset):
+        engine = Scorer()
+        monkeypatch.setattr("utils.generation.engines.VLLMEngine", lambda *_: engine)
+        words = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", output, "--choose", "likelihood"]
+        assert baselines.main([*map(str, words), "--completions", f"{output}.completions", *map(str, more)]) == 0
+        return engine.scored
 
-    return start
-
-
-def take_log(folder):
-    lines = (folder / "log.txt").read_text().splitlines()
-    (folder / "log.txt").unlink()
-    return [json.loads(line) for line in lines]
+    return run
 
 
 @pytest.mark.parametrize("way", ["whole", "messages"])
 def test_likelihoods_cover_only_the_options_after_history_and_question(way, dataset, ranked, choose, tmp_path):
     unit, flags = WAYS[way]
     path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
-    assert choose(tmp_path / "one.json", *flags, path=path).wait() == 0
-    scored, answers, tokenizer = take_log(tmp_path), json.loads((tmp_path / "one.json").read_text()), make_tokenizer()
+    tokenizer = make_tokenizer()
+    scored = choose(tmp_path / "one.json", *flags, path=path)
+    answers = json.loads((tmp_path / "one.json").read_text())
     for record in read_dataset(path, needs=["profile", "options"]):
         question = {"role": "user", "content": record["question"]}
         number = None if way == "whole" else flags[2]
@@ -383,8 +378,8 @@ def test_likelihoods_cover_only_the_options_after_history_and_question(way, data
         assert list(map(tokenizer.decode, options)) == record["options"]
         likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda pair: pair[0])[1]
         assert answers[record["id"]][0]["output"] == likeliest
-    assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
-    assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
+    again = choose(tmp_path / "two.json", *flags, path=with_other_secrets(path))
+    assert sorted(again) == sorted(scored) and len(scored) == 24
 
 
 TURNS = [

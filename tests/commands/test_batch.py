@@ -332,7 +332,7 @@ def test_two_processes_at_once_pay_for_no_request_twice(server, tmp_path, names,
     server.outcome = usable
     code = "import sys\nfrom utils import batch\nfrom utils.base import cli\n"
     code = SETUP + setup + code + "cli.run_script(lambda: batch.main(sys.argv[1:]))"
-    for number in range(3):
+    for number in range(2):
         server.batches.clear(), server.paid.clear(), server.files.clear()
         words = [["baselines.py", *flags(server, inputs, tmp_path / f"{number}" / name)] for name in names]
         runs = [

@@ -276,7 +276,7 @@ def test_a_reply_that_is_too_long_is_given_up(server, flags, output, quick):
     server.list_models = lambda: (200, {"data": [{"id": "m", "root": "read"}], "more": padding})
     server.faults, server.body = lambda body, times: "other JSON", lambda right: {**right, "more": padding}
     with pytest.raises(UserError, match="sends a reply of more than 16 MiB; check --base_url"):
-        run(flags, output, "--max_retries", 0)
+        run(flags, output, "--max_retries", 0, "--limit", 1)
     server.faults = lambda body, times: None
-    run(flags, output)
+    run(flags, output, "--limit", 1)
     assert "(read)" not in json.dumps(read_manifest(output)["settings"])

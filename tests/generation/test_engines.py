@@ -147,26 +147,20 @@ def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_an_interrupted_run_leaves_no_engine_behind(tmp_path, ending):
+def test_an_interrupted_run_leaves_no_engine_behind(warm_engine, tmp_path, ending):
     """An engine that outlives its script would keep the GPU's memory from the next run."""
-    with open(tmp_path / "log", "w") as log:
-        script = subprocess.Popen(
-            [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
-             "--output_addr", tmp_path / "answers.json", "--max_tokens", "400",
-             "--data_parallel_size", "2"],
-            cwd=ROOT, stderr=log, start_new_session=True,
-        )  # fmt: skip
+    words = ["--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "answers.json"]
+    words += ["--max_tokens", "400", "--data_parallel_size", "2"]
+    script = warm_engine.start("baselines", words, look_at_models=None, do="import os; os.setsid()")
     wait_for(lambda: len(engine_processes(script.pid)) >= 2, 600)
     engines = engine_processes(script.pid)
     # SIGTERM to the whole process group, like a scheduler's. Only the script must react.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
-    wait_for(lambda: script.poll() is not None, 600)
+    assert script.wait() == (130 if ending == signal.SIGTERM else -ending)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), 600)
     if ending == signal.SIGTERM:
-        assert script.returncode == 130
-        printed = (tmp_path / "log").read_text()
-        assert printed.endswith("run the same command again to resume\n") and "Traceback" not in printed
-        assert printed.count("interrupted") == 1  # by the script alone
+        assert script.errors.endswith("run the same command again to resume\n") and "Traceback" not in script.errors
+        assert script.errors.count("interrupted") == 1  # by the script alone
 
 
 def wait_for(condition, seconds: float) -> None:

@@ -242,12 +242,6 @@ def find(url, cache, code=0, offline="0"):
     return done.stderr.removeprefix(FETCHING) if code else Path(done.stdout.strip())
 
 
-def check_model_in(url, cache):
-    environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0"}
-    code = f"from utils.models.model_folder import ModelFolder; ModelFolder({MODEL!r}, {str(cache)!r}).checked()"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
-
-
 def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):
     with serve(FILES | NOT_OURS) as hub:
         [commit] = hub.commits
@@ -284,21 +278,6 @@ def test_an_expired_token_is_named_also_if_the_model_is_in_the_cache(tmp_path, m
         find(hub.url, tmp_path / "cache", code=2)  # without its weights
         hub.fault = lambda method, path: Fault(401, "RepoNotFound")
         assert find(hub.url, tmp_path / "cache", code=2).startswith(said)
-
-
-def test_a_busy_hub_ends_with_code_1(tmp_path):
-    with serve(FILES) as hub:
-        hub.fault = lambda method, path: Fault(429, headers=(("Retry-After", "0"),))
-        said = find(hub.url, tmp_path / "cache", code=1)
-        hub.fault = lambda method, path: FINE
-        check_model_in(hub.url, tmp_path / "cache")  # caches config.json alone, as a dry run does
-        hub.fault = lambda method, path: Fault(429, headers=(("Retry-After", "0.01"),))
-        again = find(hub.url, tmp_path / "cache", code=1)
-        assert again.splitlines()[-2:] == said.splitlines() and "retrying in" in again
-    assert said == (
-        f"error: {MODEL}: the hub limits the rate of requests (status 429)\n  wait, log in with `hf auth login`, or "
-        "fetch the files once (utils/slurm/prefetch.sh) and set HF_HUB_OFFLINE=1\n"
-    )
 
 
 # An unreachable hub, and a slow one

@@ -333,17 +333,6 @@ def test_each_model_has_its_own_address_key_and_prices(runs, tmp_path):
     assert "sk-" not in runs.output.with_name("answers.json.manifest.json").read_text()
 
 
-def test_two_roles_of_one_model_pay_once(runs):
-    runs.write("""
-import asyncio
-
-async def answer(record, ask):
-    both = await asyncio.gather(*(ask("Say {question}", model=one) for one in ("generator", "critic")))
-    return both[0]
-""")
-    assert runs.run("--model", "critic=some-model") == len(IDS)
-
-
 def test_calls_at_the_same_time_are_numbered_as_calls_one_after_the_other(runs):
     runs.write("""
 async def answer(record, ask):
@@ -397,25 +386,9 @@ async def answer(record, ask):
     assert HARM[harm] in told and "the method raised an error on 1 record" in told and "Traceback" not in told
 
 
-def test_a_signal_that_arrives_in_the_methods_code_ends_the_run(runs):
-    """It cancels the run's own tasks, which the method itself could not."""
-    runs.write("""
-import signal
-
-async def answer(record, ask):
-    await ask("Say {question}")
-    signal.raise_signal(signal.SIGTERM)
-""")
-    command = [sys.executable, "baselines.py", *runs.flags()]
-    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 130 and "Traceback" not in done.stderr and "RuntimeError" not in done.stderr
-    assert done.stderr.endswith("interrupted; finished work is kept, run the same command again to resume\n")
-
-
-def test_a_task_that_never_ends_does_not_outlive_the_run(runs):
-    runs.write("""
+ENDLESS = {  # what a method leaves behind; the signal cancels the run's own tasks, which a method could not
+    "task": """
 import asyncio
-
 tasks = set()
 
 async def beat():
@@ -428,18 +401,73 @@ async def beat():
 async def answer(record, ask):
     tasks.add(asyncio.create_task(beat()))
     return await ask("Say {question}")
-""")
-    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=300, capture_output=True)
-    assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
-
-
-THREAD = """
+""",
+    "thread": """
 import asyncio, time
 
 async def answer(record, ask):
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 10**6)
     return await ask("Say {question}")
-"""
+""",
+    "signal": """
+import signal
+
+async def answer(record, ask):
+    await ask("Say {question}")
+    signal.raise_signal(signal.SIGTERM)
+""",
+}
+
+
+@pytest.mark.parametrize("left", ENDLESS)
+def test_nothing_outlives_the_run(runs, left):
+    runs.write(ENDLESS[left])
+    command = [sys.executable, "baselines.py", *runs.flags()]
+    done = subprocess.run(command, cwd=ROOT, timeout=300, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "RuntimeError" not in done.stderr
+    if left == "signal":
+        assert done.returncode == 130
+        assert done.stderr.endswith("interrupted; finished work is kept, run the same command again to resume\n")
+    else:
+        assert done.returncode == 0 and list(runs.answers) == IDS
+
+
+ALLOWED = {  # what a method may do, and its number of requests per question
+    "ask two roles of one model the same": ("""
+    both = await asyncio.gather(*(ask("Say {question}", model=one) for one in ("generator", "critic")))
+    return both[0]
+""", 1),
+    "use a thread, whose errors it gets": ("""
+    text = await asyncio.to_thread(str.upper, "say")
+    try:
+        await asyncio.to_thread(int, "x")
+    except ValueError:
+        return await ask(text + " {question}")
+""", 1),
+    "change the record and the settings, which are its own": ("""
+    ask.random.shuffle(record["profile"])
+    ask.settings["n"] = ask.settings.get("n", 0) + 1
+    first = record["profile"][0]["text"] if record["profile"] else ""
+    return await ask("{times} {first} {question}", times=ask.settings["n"], first=first)
+""", 1),
+    "catch a parser's error; the call counts": ("""
+    try:
+        await ask("Say {question}", parse=int, max_tokens=3)
+    except ValueError:
+        return await ask("Say again {question}")
+""", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_a_method_may_do(runs, what):
+    body, calls = ALLOWED[what]
+    runs.write(f"import asyncio\n\nasync def answer(record, ask):{body}")
+    assert runs.run("--model", "critic=some-model") == calls * len(IDS) and list(runs.answers) == IDS
+    if "critic" not in body:
+        assert read_manifest(runs.output)["calls"]["generator"]["num_calls"] == calls * len(IDS)
+
+
 SHARED_TASK = """
 import asyncio
 
@@ -452,32 +480,11 @@ async def answer(record, ask):
 """
 
 
-def test_a_thread_that_never_ends_does_not_outlive_the_run(runs):
-    runs.write(THREAD)
-    done = subprocess.run([sys.executable, "baselines.py", *runs.flags()], cwd=ROOT, timeout=300, capture_output=True)
-    assert done.returncode == 0 and b"Traceback" not in done.stderr and list(runs.answers) == IDS
-
-
 @pytest.mark.parametrize("wait", ["tasks[0]", "asyncio.shield(tasks[0])", "asyncio.wait_for(tasks[0], 1000)"])
 def test_a_task_that_questions_share_fails_instead_of_hanging(runs, capsys, wait):
     runs.write(SHARED_TASK.replace("WAIT", wait))
     runs.run(code=1)
     assert "the method was cancelled: by itself, or with another question's task" in capsys.readouterr().err
-
-
-def test_a_thread_returns_its_value_and_raises_its_error(runs, capsys):
-    runs.write("""
-import asyncio
-
-async def answer(record, ask):
-    text = await asyncio.to_thread(str.upper, "say")
-    try:
-        await asyncio.to_thread(int, "x")
-    except ValueError:
-        return await ask(text + " {question}")
-""")
-    runs.run()
-    assert list(runs.answers) == IDS and all("SAY" in str(request) for request in runs.server.requests)
 
 
 # What ask refuses
@@ -559,17 +566,6 @@ def test_keys_stay_with_their_server_and_models_are_distinguished(runs):
     with serve(lambda request: Reply("Revised.")) as other:  # another model of the same name, by its address
         runs.run("--model", f"critic=some-model@{other.url}{key}")
         assert len(other.requests) == len(runs.server.requests) > 0
-
-
-def test_a_record_can_be_changed_in_place(runs):
-    runs.write("""
-async def answer(record, ask):
-    ask.random.shuffle(record["profile"])
-    ask.settings["n"] = ask.settings.get("n", 0) + 1
-    first = record["profile"][0]["text"] if record["profile"] else ""
-    return await ask("{times} {first} {question}", times=ask.settings["n"], first=first)
-""")
-    assert runs.run() == len(IDS)
 
 
 def test_an_abandoned_task_requests_nothing_more(runs):
@@ -690,17 +686,3 @@ async def answer(record, ask):
     runs.run(code=1)
     assert "late" not in runs.output.read_text()
     assert "ask: is another question's; use the one that the method was called with" in capsys.readouterr().err
-
-
-def test_calls_whose_parser_raises_are_counted(runs):
-    runs.write("""
-def fail(text):
-    raise ValueError("no")
-
-async def answer(record, ask):
-    try:
-        await ask("Say {question}", parse=fail)
-    except ValueError:
-        return await ask("Say again {question}")
-""")
-    assert runs.run() == read_manifest(runs.output)["calls"]["generator"]["num_calls"] == 2 * len(IDS)

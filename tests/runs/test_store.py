@@ -196,7 +196,7 @@ def test_two_processes_that_create_a_folder_at_once(folder, monkeypatch):
 
 def test_a_store_of_many_files_opens_few_at_a_time(folder):
     """A process may open about a thousand; a store has one for each run that added to it."""
-    number = 3 * module.OPEN_FILES
+    number = module.OPEN_FILES + 50
     path = fill(folder, [0])
     head = path.read_bytes().splitlines(keepends=True)[0]
     for place in range(1, number):

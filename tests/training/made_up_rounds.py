@@ -13,6 +13,7 @@ import baselines
 import evaluate_responses
 from utils import combine_scores, train_generator
 from utils.base.manifest import file_hash
+from utils.benchmarks.lampqa.answers import write_answer
 from utils.models.model_folder import ModelFolder
 
 TWO_CALLS = """
@@ -39,8 +40,7 @@ def served(folder, adapter, verdict):
     @torch.no_grad()
     def reply(request):
         if request["model"] == "judge":
-            response = re.search(r"response:\n(.*)\n\naspect:", request["messages"][-1]["content"], re.DOTALL)[1]
-            return Reply(json.dumps({"match_score": verdict(response)}))
+            return judge(request, verdict)
         ids = torch.tensor([list(chat.render(request["messages"]))])
         torch.manual_seed(request["seed"])
         config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=40,
@@ -49,6 +49,28 @@ def served(folder, adapter, verdict):
         is_cut = bool(tokens[-1] != chat.end_of_turn)
         text = chat.tokenizer.decode(tokens, skip_special_tokens=True)
         return Reply(text, finish_reason="length" if is_cut else "stop")
+
+    with serve(reply) as server:
+        yield server
+
+
+def judge(request, verdict):
+    response = re.search(r"response:\n(.*)\n\naspect:", request["messages"][-1]["content"], re.DOTALL)[1]
+    return Reply(json.dumps({"match_score": verdict(response)}))
+
+
+@contextmanager
+def scripted(verdict):
+    """Serve what a beginner would write, drawn by prompt and seed, and the judge's verdicts."""
+
+    def reply(request):
+        if request["model"] == "judge":
+            return judge(request, verdict)
+        drawn = random.Random(json.dumps([request["messages"], request["seed"]]))
+        text = f"Look {drawn.randrange(10, 18)} steps away."
+        if request["messages"][0]["role"] == "system":
+            return Reply(write_answer(text))
+        return Reply(text)
 
     with serve(reply) as server:
         yield server
@@ -114,7 +136,6 @@ def make_beginner(folder, steps=200):
     from transformers import AutoModelForCausalLM
 
     from prompts import load_prompt
-    from utils.benchmarks.lampqa.answers import write_answer
     from utils.generation.chat import LocalChat
 
     chat, prompt = LocalChat(ModelFolder(str(folder / "model"))), load_prompt("lampqa/rag", folder / "prompts")

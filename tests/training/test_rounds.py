@@ -59,8 +59,14 @@ def folder(tmp_path_factory):
     made_up_lessons.write_files(folder)
     save_tiny_chat(folder / "model")
     (folder / "key.txt").write_text("sk-test")
-    assert rounds.make_beginner(folder) < 0.3
     return folder
+
+
+@pytest.fixture(scope="module")
+def beginner(folder):
+    """The model after it has learnt to answer with any of eight numbers."""
+    assert rounds.make_beginner(folder) < 0.3
+    return folder / "beginner"
 
 
 def near(text):
@@ -216,19 +222,23 @@ def test_log_probabilities_are_at_the_temperature_of_the_samples(folder, tmp_pat
 # Which calls are learnt
 
 
-@pytest.fixture(scope="module")
-def sampled(folder):
+def sample_of_two(folder, server, output):
     """A round whose second call is of another model, with a sample of each question that searched."""
     method = SEARCHES.replace('ask("rag", items=posts)', 'ask("rag", items=posts, model="other")')
-    with rounds.served(folder, None, near) as server:
-        other = f"other=policy@{server.url},api_key_addr={folder / 'key.txt'}"
-        return rounds.sample(folder, server, folder / "sampled", "--model", other, method=method, number=4)
+    other = f"other=policy@{server.url},api_key_addr={folder / 'key.txt'}"
+    return rounds.sample(folder, server, output, "--model", other, method=method, number=4)
+
+
+@pytest.fixture(scope="module")
+def sampled(folder):
+    with rounds.scripted(near) as server:
+        return sample_of_two(folder, server, folder / "sampled")
 
 
 def examples_of(folder, trace, scores, window=(200, 40), **more):
     args = {"response_addr": None, "trace_addr": str(trace), "score_addr": str(scores), "role": "generator",
             "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
-    chat = LocalChat(ModelFolder(str(folder / "beginner")))
+    chat = LocalChat(ModelFolder(str(folder / "model")))
     records = made_up_lessons.records()[30:]
     return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, *window))
 
@@ -236,7 +246,7 @@ def examples_of(folder, trace, scores, window=(200, 40), **more):
 def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
     trace, scores = sampled
     lines = [json.loads(line) for line in trace.open()]
-    chat = LocalChat(ModelFolder(str(folder / "beginner")))
+    chat = LocalChat(ModelFolder(str(folder / "model")))
     for role, other in (("generator", "other"), ("other", "generator")):
         examples, notes = examples_of(folder, trace, scores, role=role)
         texts = {(line["id"], line["text"]) for line in lines if line.get("role") == role}
@@ -247,7 +257,7 @@ def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
             [line] = [line for line in lines if line.get("role") == role and line["id"] == example.record["id"]
                       and line["text"] == text][:1]  # fmt: skip
             assert example.prompt == chat.render(line["messages"]) and other != line["role"]
-        assert len(examples) > 10 and all("questions whose samples" in note or "cut off" in note for note in notes)
+        assert len(examples) > 10 and all("whose samples" in note or "cut off" in note for note in notes), notes
     for key in {example.record["id"] for example in examples}:
         assert sum(example.advantage for example in examples if example.record["id"] == key) == pytest.approx(0, abs=1)
     with pytest.raises(UserError, match=r"--role critic: .* has calls of generator, other"):
@@ -372,7 +382,7 @@ def test_each_call_has_the_temperature_at_which_it_was_sampled(folder, sampled, 
         (line["id"], line["text"], line["temperature"]) for line in map(json.loads, trace[0].open()) if "role" in line
     }
     examples, _ = examples_of(folder, *trace)
-    chat = LocalChat(ModelFolder(str(folder / "beginner")))
+    chat = LocalChat(ModelFolder(str(folder / "model")))
     for example in examples:
         assert (example.record["id"], chat.tokenizer.decode(example.target[:-1]), example.temperature) in texts
     assert {example.temperature for example in examples} == {*mixed}
@@ -403,40 +413,28 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
 
 
+WHOLE = "but training uses the full distribution; to match, sample without"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "flags"),
+    ("arguments", "told"),
     [
-        ({"top_p": 0.95}, "--top_p 0.95"),
-        ({"top_k": 20, "top_p": 1.0}, "--top_k 20"),
-        (
-            {"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
-            "--top_p 0.5 and --min_p 0.1",
-        ),
-        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, "top_k 5"),
-        (
-            {"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
-            "frequency_penalty 0.5 and repetition_penalty 1.1",
-        ),
+        ({"top_p": 0.95}, f"--top_p 0.95, {WHOLE} it"),
+        ({"top_k": 20, "top_p": 1.0}, f"--top_k 20, {WHOLE} it"),
+        ({"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
+         f"--top_p 0.5 and --min_p 0.1, {WHOLE} them"),
+        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, f"top_k 5, {WHOLE} it"),
+        ({"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
+         f"frequency_penalty 0.5 and repetition_penalty 1.1, {WHOLE} them"),
         ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
+        # `--top_p default` may be below 1, by the model's generation_config.json.
+        ({"top_p": None}, "the model's default top_p, taken as 1; give --top_p 1"),
     ],
-)
-def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, flags):
+)  # fmt: skip
+def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, told):
     trace, _ = changed(lambda line: None, arguments)
     note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
-    printed = capsys.readouterr().err
-    them = "them" if flags and " and " in flags else "it"
-    note = f"sampled with {flags}, but training uses the full distribution; to match, sample without {them}\n"
-    assert printed == (f"note: {trace}: {note}" if flags else "")
-
-
-def test_an_unknown_top_p_is_told(changed, capsys):
-    """`--top_p default` may be below 1, by the model's generation_config.json."""
-    trace, _ = changed(lambda line: None, {"top_p": None})
-    note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
-    assert (
-        capsys.readouterr().err
-        == f"note: {trace}: sampled with the model's default top_p, taken as 1; give --top_p 1\n"
-    )
+    assert capsys.readouterr().err == (f"note: {trace}: sampled with {told}\n" if told else "")
 
 
 def share(line, *samples):
@@ -447,7 +445,7 @@ def share(line, *samples):
 
 
 def with_prompt(folder, examples):
-    prompt = LocalChat(ModelFolder(str(folder / "beginner"))).render([{"role": "user", "content": "Where?"}])
+    prompt = LocalChat(ModelFolder(str(folder / "model"))).render([{"role": "user", "content": "Where?"}])
     return [example for example in examples if example.prompt == prompt]
 
 
@@ -561,7 +559,7 @@ def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
 def test_a_steps_loss_stands_beside_its_number(folder, sampled, tmp_path, capsys):
     """Not the loss of the step before, nor a dash if there is only one step."""
     flags = [*LEARNING, "--per_device_train_batch_size", 1000, "--role", "other"]
-    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "out", *sampled, *flags)
+    _, log = rounds.learn(folder, folder / "model", tmp_path / "out", *sampled, *flags)
     [step] = [entry for entry in log if "loss" in entry]
     assert f"loss {step['loss']:.3f}" in next(
         line for line in capsys.readouterr().err.splitlines() if "1/1 steps" in line
@@ -578,7 +576,7 @@ def test_a_steps_loss_is_its_sum_over_the_mean_number_of_tokens_per_step(folder,
 
     monkeypatch.setattr(ScoreTrainer, "collate", staticmethod(collate))
     flags = [*LEARNING, "--learning_rate", 1e-12, "--per_device_train_batch_size", 8, "--role", "other"]
-    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "out", *sampled, *flags)
+    _, log = rounds.learn(folder, folder / "model", tmp_path / "out", *sampled, *flags)
     losses = [entry["loss"] for entry in log if "loss" in entry]
     sums = [-sum(example.advantage * len(example.target) for example in batch) for batch in batches]
     tokens = [sum(len(example.target) for example in batch) for batch in batches]
@@ -591,7 +589,7 @@ def test_a_steps_loss_is_its_sum_over_the_mean_number_of_tokens_per_step(folder,
 def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monkeypatch, kills):
     """The ratio's denominators are those before the first step, also after a checkpoint was read."""
     flags = [*LEARNING, "--per_device_train_batch_size", 4, "--kl", 0.1, "--epochs", 2, "--role", "other"]
-    _, whole = rounds.learn(folder, folder / "beginner", tmp_path / "whole", *sampled, *flags)
+    _, whole = rounds.learn(folder, folder / "model", tmp_path / "whole", *sampled, *flags)
     for step in kills:
 
         def training_step(self, *args, step=step, original=Resumable.training_step, **kwargs):
@@ -601,22 +599,23 @@ def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monke
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="stopped after step"):
             patch.setattr(Resumable, "training_step", training_step)
-            rounds.learn(folder, folder / "beginner", tmp_path / "parts", *sampled, *flags)
+            rounds.learn(folder, folder / "model", tmp_path / "parts", *sampled, *flags)
         gc.collect()  # what holds the lock on the log
-    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "parts", *sampled, *flags)
+    _, log = rounds.learn(folder, folder / "model", tmp_path / "parts", *sampled, *flags)
     assert [entry["loss"] for entry in log if "loss" in entry] == [entry["loss"] for entry in whole if "loss" in entry]
     weights, others = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(weights[name], others[name]) for name in weights) and len(log) > 6
 
 
 @pytest.mark.slow
-def test_two_processes_learn_as_one(folder, sampled, tmp_path):
+def test_two_processes_learn_as_one(folder, beginner, tmp_path):
     """By accelerate, with half of each batch: the same losses and weights."""
+    with rounds.served(folder, None, near) as server:
+        trace, scores = sample_of_two(folder, server, tmp_path / "sampled")
     flags = ["--learning_rate", 5e-3, "--gradient_accumulation_steps", 1, "--role", "other", "--kl", 0.1]
-    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "one", *sampled, *flags,
+    _, log = rounds.learn(folder, beginner, tmp_path / "one", trace, scores, *flags,
                           "--per_device_train_batch_size", 8)  # fmt: skip
-    trace, scores = sampled
-    command = [*TWO, "utils/train_generator.py", "--model_addr", folder / "beginner", "--objective", "grpo"]
+    command = [*TWO, "utils/train_generator.py", "--model_addr", beginner, "--objective", "grpo"]
     command += ["--inputs_addr", trace.parent / "ten.json", "--trace_addr", trace, "--score_addr", scores]
     command += ["--output_dir", tmp_path / "two", "--lora_rank", 64, "--no-gradient_checkpointing", *flags]
     command = [sys.executable, *map(str, command), "--per_device_train_batch_size", "4"]
@@ -639,7 +638,7 @@ def test_two_processes_learn_as_one(folder, sampled, tmp_path):
         *(pytest.param(name, marks=pytest.mark.long) for name in ("searching", "shuffled scores")),
     ],
 )
-def test_rounds_raise_a_reward(folder, reward):
+def test_rounds_raise_a_reward(folder, beginner, reward):
     """The judge sees the answer alone; the call that decides it is learnt through the answer's score."""
     output, adapter, means, searches = folder / reward.replace(" ", "_").replace("'", ""), None, [], []
     verdict = (lambda text: 2 * ("searched" in text)) if reward == "searching" else near
@@ -651,7 +650,7 @@ def test_rounds_raise_a_reward(folder, reward):
         searches.append(sum("search" in line for line in lines) / 80)
         if reward == "shuffled scores":
             scores = rounds.shuffled(scores)
-        adapter, _ = rounds.learn(folder, adapter or folder / "beginner", output / f"adapter{number}", trace, scores,
+        adapter, _ = rounds.learn(folder, adapter or beginner, output / f"adapter{number}", trace, scores,
                                   *LEARNING)  # fmt: skip
     if reward == "shuffled scores":
         assert abs(means[-1] - means[0]) < 0.2 and abs(searches[-1] - searches[0]) < 0.25, (means, searches)

@@ -14,10 +14,11 @@ import copy
 import importlib.util
 import inspect
 import json
+import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +107,7 @@ class Method:
         file = self.path.resolve()
         files, left = set(), [file]
         if not ROOT.is_relative_to(file.parent):  # these may be imported in a way that the file's text does not show
-            loaded = [Path(path).resolve() for module in [*sys.modules.values()] if (path := _path_of(module))]
+            loaded = real_paths(filter(None, map(_path_of, [*sys.modules.values()])))
             left += [path for path in loaded if path.is_relative_to(file.parent) and not _is_pythons(path, file.parent)]
         while left:
             path = left.pop()
@@ -187,6 +188,19 @@ def _is_pythons(path: Path, folder: Path) -> bool:
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix)}
     is_below = any(path.is_relative_to(home) and not folder.is_relative_to(home) for home in homes)
     return is_below or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def real_paths(paths: Iterable[str]) -> Iterator[Path]:
+    """Yield paths with all links resolved; each folder is resolved once, because thousands of modules share few."""
+    folders: dict[str, Path] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        if os.path.islink(path):
+            yield Path(path).resolve()
+            continue
+        if folder not in folders:
+            folders[folder] = Path(folder).resolve()
+        yield folders[folder] / name
 
 
 def _path_of(module: Any) -> str | None:
