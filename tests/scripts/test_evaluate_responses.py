@@ -93,6 +93,15 @@ def test_scores_follow_algorithm_1(judging, capsys):
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 
+def test_the_progress_shows_the_mean_so_far(judging, capsys):
+    """Of questions whose verdicts are all there: not of q2, which has one that cannot be read, nor of q4."""
+    questions = [make_question(1, 3), make_question(2, 2), make_question(3), make_question(4, 0)]
+    judging.server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": "?", "3a": 2, "3b": 1})
+    scores = judge(judging, questions, respond(questions), "--max_retries", "0")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert scores["score"] == pytest.approx((1 / 2 + 3 / 4) / 2) and last.endswith("failed 1, mean score 0.625 of 2")
+
+
 @pytest.mark.parametrize(
     ("communities", "said"),
     [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_chat import sample_records, save_tiny_chat, save_tiny_gemma
@@ -261,6 +262,25 @@ def test_earlier_run_is_deleted_when_training_begins_and_other_files_are_kept(tm
     assert left == {"checkpoint-3-backup", "plots", "training_log.jsonl", "manifest.json"}
     assert (tmp_path / "training_log.jsonl").read_text() == ""
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"settings": {"seed": 1}}
+
+
+def test_progress_moves_within_a_step(tmp_path, monkeypatch, capsys):
+    from transformers import TrainerState
+
+    from utils.base import progress
+    from utils.training.checkpoints import Run
+    from utils.training.recorder import Recorder
+
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    recorder = Recorder(Run(tmp_path, None, None, []), {"settings": {}}, None, None)
+    state, args = TrainerState(is_world_process_zero=True, max_steps=3), SimpleNamespace(gradient_accumulation_steps=4)
+    recorder.on_train_begin(args, state, None)
+    recorder.on_substep_end(args, state, None)
+    recorder.on_substep_end(args, state, None)
+    state.log_history.append({"loss": 1.0})
+    recorder.on_log(args, state, None)
+    lines = ["0/3 steps", "0/3 steps, batches 1/4", "0/3 steps, batches 2/4", "1/3 steps, batches 0/4, loss 1.000"]
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_unknown_lora_module_is_named_and_the_earlier_run_is_kept(uninterrupted, data, warm):

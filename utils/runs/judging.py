@@ -11,7 +11,7 @@ from prompts import Messages, Prompt, digests, load_prompt
 from utils.base import cli
 from utils.base.cli import Arguments
 from utils.base.errors import UserError, counted
-from utils.base.made import Key, refuse_other_source
+from utils.base.made import Key, Piece, refuse_other_source
 from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.metric import OFFICIAL, Judge, Metric
@@ -86,6 +86,8 @@ class ScoreFile(StageFile):
         origins = list(map(origin_of, addresses))
         super().__init__(path, settings, args, judged=addresses, answers=origins)
         self._task, self._strategy, self._records, self._describe = task, strategy, records, describe
+        self._asked = {question["id"]: question for question in questions}
+        self._scored, self._sum = set(), 0.0  # ids of the questions with a score so far, and the sum of their scores
         self.expect(place for question in questions for places in self.places(question) for place, _ in places)
 
     def places(self, question: Record) -> list[list[tuple[Key, Key]]]:
@@ -93,6 +95,22 @@ class ScoreFile(StageFile):
         keys = self.metric.keys(question)
         count = len(self.responses[0][question["id"]]) if self.args.samples else 1
         return [[((*key, f"sample {number}") if number else key, key) for key in keys] for number in range(count)]
+
+    def add(self, key: Key, piece: Piece) -> None:
+        """Add a verdict, and count a question's score once its first response has all verdicts."""
+        super().add(key, piece)
+        question = self._asked[key[0]]
+        places = [place for place, _ in self.places(question)[0]]
+        if key[0] in self._scored or self.metric.score_of is None or any(place not in self.pieces for place in places):
+            return
+        verdicts = self.metric.merge_draws([self.pieces[place] for place in places])
+        if (score := self.metric.entry(question, verdicts)["score"]) is not None:
+            self._scored.add(key[0])
+            self._sum += score
+
+    def so_far(self) -> str:
+        """Return the mean score of the questions that are judged, without macro average, and their number."""
+        return f"{self._sum / len(self._scored):.3f} of {len(self._scored)}" if self._scored else ""
 
     def content(self) -> dict[str, Any]:
         [first, *others] = self.responses

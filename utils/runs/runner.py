@@ -268,7 +268,7 @@ class Pass:
         if self._stage.many_calls:
             self._show(0, calls=self._num_calls)
 
-    def _show(self, number: int, **counts: int) -> None:
+    def _show(self, number: int, **counts: int | str) -> None:
         if self._progress is not None:
             self._progress.update(number, **counts)
 
@@ -310,7 +310,8 @@ class Pass:
             tally.raised[place] = problem
         else:
             tally.add(place, method.result(), steps)
-            self._show(1, failed=tally.num_unusable)
+            scores = " / ".join(filter(None, (file.so_far() for file in self._stage.files)))
+            self._show(1, failed=tally.num_unusable, **({"mean score": scores} if scores else {}))
 
     async def _try(self, place: Place, record: Any, around: Surroundings) -> tuple[Steps, asyncio.Task, bool]:
         """Run a record once; return its steps, its method's task, and whether the method gave up a call."""

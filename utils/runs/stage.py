@@ -37,6 +37,10 @@ class StageFile(MadeFile):
         """Return counts for the manifest and the printed line."""
         return {self.unit: sum(piece["value"] is not None for piece in self.pieces.values())}
 
+    def so_far(self) -> str:
+        """Return what the progress shows of the pieces that are there, "" for nothing."""
+        return ""
+
     def line(self, content: Any, figures: Mapping[str, Any]) -> str:
         """Return the line to print about the new file; `figures` are the manifest's."""
         counts = describe_counts(figures["counts"]) or "nothing to ask about"

@@ -75,6 +75,7 @@ class Recorder(TrainerCallback):
         self._manifest = manifest  # written to every checkpoint
         self._log: Any = None
         self._progress: Progress | None = None
+        self._batches = 0  # of the step that is under way
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._saved_at = time.monotonic()
@@ -100,6 +101,12 @@ class Recorder(TrainerCallback):
         sampler = getattr(batches, "batch_sampler", batches).sampler  # accelerate wraps it for several processes
         sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
 
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Show the batches of a step, which may take minutes."""
+        self._batches += 1
+        if self._progress is not None:
+            self._progress.update(0, batches=f"{self._batches}/{args.gradient_accumulation_steps}")
+
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write and show a step's or an evaluation's figures.
 
@@ -118,7 +125,9 @@ class Recorder(TrainerCallback):
         if state.is_world_process_zero:
             self._write(figures)
         if self._progress is not None and "loss" in figures:  # the step's own loss, which is not known before
-            self._progress.update(1, loss=f"{figures['loss']:.3f}")
+            self._batches, size = 0, args.gradient_accumulation_steps
+            batches = {"batches": f"0/{size}"} if size > 1 else {}
+            self._progress.update(1, loss=f"{figures['loss']:.3f}", **batches)
             if state.global_step == state.max_steps:
                 self._progress.close()  # saving and evaluating are not part of it
 
