@@ -126,6 +126,16 @@ def test_a_shard_does_not_depend_on_the_files_order():
     assert forward == backward[::-1]
 
 
+def test_named_questions_are_taken_in_the_files_order(tmp_path):
+    records, path = [{"id": f"q{i}"} for i in range(5)], tmp_path / "ids.txt"
+    path.write_text("q3 \n\nq1\nelsewhere\n")
+    assert ids_of(select_questions(records, ids_addr=str(path))) == ["q1", "q3"]
+    assert ids_of(select_questions(records, 1, ids_addr=str(path))) == ["q1"]
+    path.write_text("elsewhere\n")
+    with pytest.raises(UserError, match=r"ids\.txt: has no id of the dataset, whose first is 'q0'"):
+        select_questions(records, ids_addr=str(path))
+
+
 def test_limit_takes_the_first_of_the_file():
     records = [{"id": f"q{i}"} for i in range(5)]
     assert ids_of(select_questions(records, limit=2)) == ["q0", "q1"]

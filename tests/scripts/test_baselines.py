@@ -72,6 +72,17 @@ def run(flags, output, *more, data=SAMPLE, code=0):
     return json.loads(output.read_text())
 
 
+def test_named_questions_do_not_replace_a_larger_output(flags, output, tmp_path, server):
+    (tmp_path / "ids.txt").write_text(f"{IDS[3]}\n{IDS[1]}\n")
+    named = ["--ids_addr", tmp_path / "ids.txt"]
+    assert list(run(flags, output, *named)) == [IDS[1], IDS[3]] and len(server.requests) == 2
+    (tmp_path / "ids.txt").write_text(f"{IDS[3]}\n{IDS[1]}\n{IDS[0]}\n")  # the same name, but one more
+    assert list(run(flags, output, *named)) == [IDS[0], IDS[1], IDS[3]] and len(server.requests) == 3
+    assert list(run(flags, output)) == IDS and len(server.requests) == len(IDS)
+    with pytest.raises(UserError, match=f"has {len(IDS)} answers, but this command makes only 3"):
+        run(flags, output, *named)
+
+
 def write_json(path, value):
     path.write_text(json.dumps(value))
     return path

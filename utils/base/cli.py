@@ -427,6 +427,8 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add = group.add_argument
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     if shards:
+        add("--ids_addr", metavar="FILE", help="only the questions whose ids are in this text file, one per line "
+            "(default: all)")
         add("--num_shards", type=int, default=1,
             help="split the questions into shards, which fill the store and write no output (%(default)s)")
         add("--shard_index", type=int, default=0, help="shard to run, from 0 (%(default)s)")
@@ -445,6 +447,7 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add_log_argument(parser, group)
     parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their keys")
     if shards:
+        parser.not_a_setting("--ids_addr", "it only selects questions, and the manifest has the hash of their keys")
         parser.not_a_setting("--num_shards --shard_index", "they only divide the requests among processes")
     parser.not_a_setting("--completions --cached_only", "they only decide where completions come from")
     parser.not_a_setting("--prompts_dir", "the hashes of the prompts are settings")

@@ -38,7 +38,8 @@ Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
-QUESTIONS = ("limit", "num_generated_outputs")  # flags that decide, with a dataset, which pieces an output has
+# Flags that decide, with a dataset, which pieces an output has.
+QUESTIONS = ("limit", "ids_addr", "num_generated_outputs")
 
 
 class State(Enum):
@@ -306,7 +307,8 @@ class MadeFile(Made):
             return made.get("keys_sha256") == keys_hash(self.keys)
         # The dataset has not been read yet. If its hash is the same, the same flags choose the same questions.
         before, now = made.get("arguments", {}), vars(self.args)
-        return self.dataset is not None and all(before.get(name) == now.get(name) for name in QUESTIONS)
+        is_same = all(before.get(name) == now.get(name) for name in QUESTIONS)
+        return self.dataset is not None and is_same and not now.get("ids_addr")  # whose file may have changed
 
     def _check_replaced(self, made: dict[str, Any]) -> None:
         """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.base.errors import UserError, first_five, kind, quote
-from utils.base.json_files import LongLineError, read_json, read_json_lines, read_lines, refuse_repeated_names
+from utils.base.json_files import (
+    LongLineError,
+    read_json,
+    read_json_lines,
+    read_lines,
+    read_text,
+    refuse_repeated_names,
+)
 from utils.base.progress import LARGE, announce_file
 from utils.benchmarks import FIRST, task_of, tasks
 from utils.benchmarks.checks import Record, check_field, check_id, check_json, comparable
@@ -240,9 +247,24 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
 
 
 def select_questions(
-    records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
+    records: list[Record],
+    limit: int | None = None,
+    num_shards: int = 1,
+    shard_index: int = 0,
+    ids_addr: str | None = None,
 ) -> list[Record]:
-    """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard."""
+    """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard.
+
+    With `ids_addr`, only records count whose ids are in this text file, one per line; UserError if there are none.
+    """
+    if ids_addr is not None:
+        ids = {comparable(line) for line in read_text(ids_addr).splitlines() if line.strip()}
+        kept = [record for record in records if record["id"] in ids]
+        if not kept:
+            raise UserError(
+                f"--ids_addr {ids_addr}: has no id of the dataset, whose first is {quote(records[0]['id'])}"
+            )
+        records = kept
     return [record for record in records[:limit] if shard_of(record["id"], num_shards) == shard_index]
 
 

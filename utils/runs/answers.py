@@ -46,7 +46,7 @@ class Dataset:
     def questions(self) -> dict[Key, Record]:
         """Return the question of each answer, by the key of the answer: (id, number of the answer)."""
         args = self.args
-        selected = select_questions(self.records, args.limit, args.num_shards, args.shard_index)
+        selected = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
         return {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
 
 

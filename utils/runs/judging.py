@@ -255,7 +255,7 @@ def read_systems(
 ) -> list[ScoreFile]:
     """Return the score files, with the responses to judge, which are checked against the dataset."""
     metric = task.metrics[strategy]
-    selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
+    selected = select_questions(records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
     ids = [record["id"] for record in records]
     shared = judge_settings | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(args.inputs_addr)}
     compares = metric.num_systems > 1
