@@ -61,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     questions, texts_of = read_texts(args)
     texts = list(dict.fromkeys(text for texts in texts_of.values() for text in texts))
     model = ModelFolder(args.model_addr, args.cache_dir).checked(safetensors_only=True)
+    wrote = settings_of(args.response_addr).get("model")
+    if wrote not in (None, model.identity) and " at " not in wrote:  # behind a server, its files are not known
+        problem = f"were written by {wrote}, but --model_addr {args.model_addr} is {model.identity}"
+        raise UserError(f"{args.response_addr}: its responses {problem}\n  give the generator itself")
     described = {"model": model.identity, "dtype": args.dtype, "normalize": bool(args.normalize)}
     settings = {"script": SCRIPT, **described, "inputs": file_hash(args.inputs_addr)}
     made = Made(args.output_addr, settings | {"responses": file_hash(args.response_addr)}, args.overwrite, INPUTS)

@@ -87,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{', '.join(flags)}: no effect for {task.name}; leave out {' and '.join(flags)}")
         controls = choose_options(records, task.options)
     elif task.controls is None:
-        raise UserError(f"{args.inputs_addr}: {task.name} has neither a judge to test nor options to choose from")
+        problem = "has no controls: no text that its judge must score highest, and no options"
+        raise UserError(f"{args.inputs_addr}: {task.name} {problem}")
     elif args.response_addr is None:
         raise UserError(f"--response_addr: required for {task.name}, whose controls are made from a system's responses")
     else:

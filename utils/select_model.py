@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(link.parent / "manifest.json")
     link.parent.mkdir(parents=True, exist_ok=True)
     model = os.path.realpath(args.model_addr[chosen])
-    note_choice(Path(model), args.score_addr)
+    if len(args.model_addr) > 1:
+        note_choice(Path(model), args.score_addr)
     replace_link(link, os.path.relpath(model, os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):
         print(f"{score:z.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")

@@ -147,6 +147,8 @@ def main(argv: list[str] | None = None) -> int:
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen}
     if judges := lessons.judges_of_rewards(args, model):
         settings["rewarded_by"] = judges
+    if model.trained_on:
+        settings["trained_before_on"] = model.trained_on
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     if is_round:
         settings |= {"trace": file_hash(args.trace_addr), "scores": file_hash(args.score_addr)}
@@ -218,12 +220,15 @@ def examples_of_texts(
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
     is_round, usual = args.objective == "grpo", lessons.objective_of(args)
-    first = describe_round(args.trace_addr, examples) if is_round else describe_examples(args.inputs_addr, examples)
+    what = {"grpo": "calls", "distill": "samples"}.get(args.objective, "questions")
+    if is_round:
+        first = describe_round(args.trace_addr, examples)
+    else:
+        first = describe_examples(args.response_addr or args.inputs_addr, examples, what)
     lines = [first, *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    what, paper = "calls" if is_round else "questions", usual.batch if usual.is_published else None
-    batch = launch.describe_batch(args, what, paper)
+    batch = launch.describe_batch(args, what, usual.batch if usual.is_published else None)
     return "\n".join([*lines, f"{batch}; {counted(args.save_steps, 'step')} per epoch"])
 
 

@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     scores, judges = read_scores(args.score_addr), map(settings_of, [args.score_addr, *chosen_by[1:2]])
     settings = {name: states.settings[name] for name in MODEL} | {"script": SCRIPT, "vectors": args.inputs}
     settings |= {"strategy": strategy_in_words(scores), "judges": sorted(set().union(*map(judges_of, judges)))}
-    settings |= {"saw": seen_by(scores), "learnt": list(map(file_hash, learnt + chosen_by))}
+    seen = set().union(*(seen_by(read_scores(path)) for path in [args.score_addr, *chosen_by[1:2]]))
+    settings |= {"saw": sorted(seen), "learnt": list(map(file_hash, learnt + chosen_by))}
     made = Made(path, settings, args.overwrite)
     if made.check() is State.CURRENT:
         say_finished(args.output_dir)

@@ -94,7 +94,7 @@ def test_scored_responses_are_a_dataset_of_their_own(data, capsys, tmp_path):
         assert ratings[f"user3-1-{number}"] == {name: response[name]["score"] for name in CRITERIA}
     assert responses.keys() - ratings.keys() == {"user2-2-2"}  # whose tone has no score
     download(SAMPLE, tmp_path)
-    assert "18 questions; 17 with a response that has all scores of a person" in capsys.readouterr().out
+    assert "18 questions; 1 responses without all four scores, which have no rating" in capsys.readouterr().out
 
 
 def change(table, where, **values):
@@ -111,20 +111,13 @@ def change(table, where, **values):
     return do
 
 
-def score_of_seven(folder):
-    rows = rows_of(folder, SHOTS)
-    value = json.loads(rows[0]["evaluation_shot_value"])
-    value["response_list"][0]["tone"]["score"] = 7
-    change(SHOTS, 0, evaluation_shot_value=json.dumps(value))(folder)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: shutil.rmtree(folder / "chat_history"), "has no folder chat_history with a file"),
         (change(CLAIMS, 2, gold_information_value="[1"), "column 'gold_information_value' is not JSON: '[1'"),
         (change(CLAIMS, 2, gold_information_value="[1]"), "field 'gold_information_value': Expected `object`"),
-        (change(META, 1, meta_test_set_value='{"response_list": [{"contents": ""}]}'), "'meta_test_set_value.response"),
+        (change(META, 1, meta_test_set_value='{"response_list": [{"contents": 1}]}'), "'meta_test_set_value.response"),
         (change(QUERIES, 1, **{"query-id": "first"}), "column 'query-id' is 'first'; it must have a number"),
         (change(QUERIES, 1, query=""), "field 'query'"),
         (change(QUERIES, 1, gold_information_need=None), "field 'gold_information_need'"),
@@ -132,7 +125,6 @@ def score_of_seven(folder):
         (change(QUERIES, 0), "user1 has two rows with query 1"),
         (change(RUBRICS, 0, **{"query-id": "9"}), "personalized_rubric has no rubric for user1, query 1"),
         (change(SHOTS, 0, **{"query-id": "9"}), "queries has no query 9 of user1; give tables of one release"),
-        (score_of_seven, "score of tone is '7'; it must be an integer from 1 to 5"),
     ],
 )  # fmt: skip
 def test_damaged_tables_are_named(tmp_path, damage, message):
@@ -145,14 +137,31 @@ def test_damaged_tables_are_named(tmp_path, damage, message):
     assert not (tmp_path / "BESPOKE_all.json").exists() or "meta_test" in message
 
 
-def test_what_may_lack(tmp_path):
-    """Claims, shots, and the text of a session."""
+def test_what_may_lack_is_counted(tmp_path, capsys):
+    """Claims, shots, scores, the text of a session or response; a response among the shots is none to judge."""
     source = shutil.copytree(SAMPLE, tmp_path / "source")
     change("search_history/search_history.jsonl", 0, history=" ")(source)
     (source / CLAIMS).write_text("".join(json.dumps(row) + "\n" for row in rows_of(SAMPLE, CLAIMS)[1:]))
+    shots = json.loads(rows_of(SAMPLE, SHOTS)[0]["evaluation_shot_value"])
+    shots["response_list"][0]["tone"]["score"], shots["response_list"][1]["contents"] = 4.5, ""
+    change(SHOTS, 0, evaluation_shot_value=json.dumps(shots))(source)
+    change(META, 0, meta_test_set_value=json.dumps({"response_list": [shots["response_list"][0]]}))(source)
+    chats = rows_of(SAMPLE, "chat_history/chat_history.jsonl")
+    for number in (number for number, row in enumerate(chats) if row["user"] == "user2"):
+        change("chat_history/chat_history.jsonl", number, user="USER2")(source)
     download(source, tmp_path)
     records = {record["id"]: record for record in read_dataset(tmp_path / "BESPOKE_all.json", needs=["profile"])}
     assert records["user1-1"]["claims"] == [] and len(records["user1-1"]["profile"]) == 4
+    assert [shot["scores"]["tone"] for shot in records["user1-1"]["shots"]] == [None]
+    printed = capsys.readouterr().out
+    for note in (
+        "1 sessions without text, left out",
+        "2 sessions of people without a question",
+        "1 scored responses without text, left out",
+        "1 scores that are not from 1 to 5, taken as missing",
+        "1 responses left out, because they are among the shots",
+    ):
+        assert f"; {note}" in printed
 
 
 # Reading and scoring
@@ -167,15 +176,24 @@ def written(need=4, depth=3, tone=5, style=2, **more):
     [
         (written(), (4, 3, 5, 2)),
         (f"```json\n{written(5.0)}\n```", (5, 3, 5, 2)),
-        ("need_alignment: 4\ncontent_depth: 3\ntone: 5\nexplanation_style: 2\n", (4, 3, 5, 2)),
+        (f"```json\n{written()}\n```\nSo it suits this person.", (4, 3, 5, 2)),
         (f"Draft: {written(1)}\n{written(2)}", (2, 3, 5, 2)),  # the last object
         (written(6), None), (written(0), None), (written(3.5), None), (written("4"), None),
-        (written().replace('"tone": 5, ', ""), None), ("", None), ("I like it.", None),
+        (written().replace('"tone": 5, ', ""), None), ("", None), ("I like it.", None), ("4", None), ("{4}", None),
+        ("need_alignment: 4\ncontent_depth: 3\ntone: 5\nexplanation_style: 2\n", None),  # as in the prompt's examples
+        ('{"need_alignment": 4, "content_depth": 3, "tone": 5}\n{"explanation_style": 2}', None),
     ],
 )  # fmt: skip
 def test_four_scores_are_read_or_none(text, scores):
     value = criteria.parse_scores(text).value
     assert value == (scores and dict(zip(CRITERIA, scores, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"), [(written(), True), (f"{written()}\nBut as to", False), (written()[:-1], False)]
+)
+def test_a_text_that_was_cut_counts_if_it_ends_with_its_scores(text, is_read):
+    assert (criteria.parse_scores(text, cut=True).value is not None) == is_read
 
 
 @pytest.mark.parametrize(

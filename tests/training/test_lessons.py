@@ -367,7 +367,7 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     assert train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "0 questions left out: the profile has text that only the scorer may see" in printed
-    assert "= 32 questions per step; 1 step per epoch" in printed
+    assert "= 32 samples per step; 1 step per epoch" in printed
     assert "GB of weights per GPU, plus activations" in printed
     assert not (tmp_path / "out").exists()
 

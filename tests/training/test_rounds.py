@@ -240,7 +240,7 @@ def examples_of(folder, trace, scores, window=(200, 40), **more):
             "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
     chat = LocalChat(ModelFolder(str(folder / "model")))
     records = made_up_lessons.records()[30:]
-    return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, *window))
+    return examples_of_round(SimpleNamespace(objective="grpo", **args | more), records, Window(chat, *window))
 
 
 def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
@@ -433,7 +433,7 @@ WHOLE = "but training uses the full distribution; to match, sample without"
 )  # fmt: skip
 def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, told):
     trace, _ = changed(lambda line: None, arguments)
-    note_restricted_sampling(SimpleNamespace(trace_addr=str(trace), role="generator"))
+    note_restricted_sampling(SimpleNamespace(objective="grpo", trace_addr=str(trace), role="generator"))
     assert capsys.readouterr().err == (f"note: {trace}: sampled with {told}\n" if told else "")
 
 

@@ -69,9 +69,9 @@ class Files:
     # Returns the record for a question of the benchmark's own files, which has the right answer as `output`, if known.
     # Raises a UserError that begins with the second argument. None: the files already hold records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
-    # Returns a part's records, each after its place for messages, and the content of files beside it, from its name and
-    # the rows of `Tables`, each after its place.
-    join: Callable[[str, Mapping[str, Iterable[Any]]], tuple[list[Any], dict[str, Any]]] | None = None
+    # Returns a part's records, each after its place for messages, the content of files beside it, and counts, in words,
+    # of what was left out, from the part's name and the rows of `Tables`, each after its place.
+    join: Callable[[str, Mapping[str, Iterable[Any]]], tuple[list[Any], dict[str, Any], dict[str, int]]] | None = None
     # Where the benchmark's own files are, by setting (the split of users and time, or ""), the default setting first.
     # Empty: utils/download_datasets.py does not fetch the benchmark.
     published: Callable[[], Mapping[str, Sequence[Published]]] = dict

@@ -131,12 +131,11 @@ def make_file(
         if beside is None:
             announce_file("writing", path, sum(file.stat().st_size for file in files.values()))
             write = write_joined if originals.tables else write_questions
-            number, texts = write(task, split, originals, files, staged)
-            figures: dict[str, Any] = {"questions": number}
+            number, texts, counts = write(task, split, originals, files, staged)
+            figures: dict[str, Any] = {"questions": number, **({"counts": counts} if counts else {})}
             for response_path, wanted in responses.items():
                 content = texts[column := wanted["response"]]
                 if column == RATINGS:  # of responses that are written by now
-                    figures["rated"] = len(content)
                     content = {"verdicts": content, "responses": file_hash(next(iter(responses)))}
                 publish(response_path, content, {**run, "settings": wanted})
         else:
@@ -156,8 +155,7 @@ def describe_figures(figures: dict[str, Any]) -> str:
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
-    if "rated" in figures:
-        notes.append(f"{figures['rated']} with a response that has all scores of a person")
+    notes += [f"{number} {what}" for what, number in figures.get("counts", {}).items()]
     if figures.get("identical_options"):
         right = f"in {figures['identical_to_right']} of these, the right option is one of the two"
         notes.append(f"{figures['identical_options']} with two identical options; {right}")
@@ -205,10 +203,10 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
 
 def write_joined(
     task: Task, split: str, originals: Originals, files: dict[str, Path], path: Path
-) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Write the records that a benchmark joins from tables; return their number, and the content of files beside."""
+) -> tuple[int, dict[str, dict[str, Any]], dict[str, int]]:
+    """Write the records that a benchmark joins from tables; return their number, files beside, and `join`'s counts."""
     rows = lambda paths: chain.from_iterable(rows_of(files[file]) for file in paths)  # noqa: E731
-    placed, texts = task.files.join(split, {name: rows(paths) for name, paths in originals.tables.items()})
+    placed, texts, counts = task.files.join(split, {name: rows(paths) for name, paths in originals.tables.items()})
     if not placed:
         raise UserError(f"{path.parent}: the tables have no questions of the part {split}")
     records = [record for _, record in placed]
@@ -217,15 +215,16 @@ def write_joined(
     for record in records:
         for response in texts.get(RESPONSES, {}).get(record["id"], ()):
             response["question_hash"] = question_hash(record)
-    return write_array(path, records, indent=4), texts
+    return write_array(path, records, indent=4), texts, counts
 
 
 def write_questions(
     task: Task, split: str, originals: Originals, files: dict[str, Path], path: Path
-) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]]]:
+) -> tuple[int, dict[str, dict[str, list[dict[str, Any]]]], dict[str, int]]:
     """Write the records of these files as one JSON array, without their columns of responses.
 
-    Return the number of records, and the responses by column; UserError if a file is damaged, or a response is missing.
+    Return the number of records, the responses by column, and no counts; UserError if a file is damaged, or a response
+    is missing.
     """
     questions = [files[name] for name in originals.questions]
     outputs = originals.outputs and files[originals.outputs]
@@ -238,7 +237,7 @@ def write_questions(
         return row
 
     task = replace(task, files=replace(task.files, convert=split_off)) if responses else task
-    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses
+    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4), responses, {}
 
 
 def compare_ids(path: Path, other: Path) -> None:

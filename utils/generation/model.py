@@ -119,8 +119,7 @@ class Model:
     @property
     def trained_on(self) -> list[str]:
         """The hashes of the datasets on which utils/train_generator.py trained it, or scores chose it."""
-        used = [self.trained.get("validation"), self.trained.get("inputs")]
-        return [*filter(None, used), *(self.folder.chosen.get("inputs", ()) if self.folder else ())]
+        return self.folder.trained_on if self.folder else []
 
     def load(self) -> None:
         """Load the tokenizer, and check lengths and store: a mistake ends the run before an engine opens."""

@@ -126,13 +126,24 @@ class ModelFolder:
     @cached_property
     def chosen(self) -> dict[str, list[str]]:
         """The `judges` and `inputs` by which utils/select_model.py ever chose the model; empty for other models."""
-        path = self.file(CHOSEN)
-        return read_json(path) if path else {}
+        path = self.path / CHOSEN if is_folder(self.addr) else None  # a hub model's file would be another's
+        if path is None or not path.is_file():
+            return {}
+        chosen = read_json(path)
+        if not isinstance(chosen, dict) or not all(isinstance(chosen.get(name), list) for name in ("judges", "inputs")):
+            raise UserError(f"{path}: not a file of utils/select_model.py; delete it")
+        return chosen
 
     @property
     def rewarded_by(self) -> list[str]:
         """The identities of the judges whose scores trained the model, chose its texts, or chose it among models."""
         return sorted({*self.made_with.get("rewarded_by", ()), *self.chosen.get("judges", ())})
+
+    @property
+    def trained_on(self) -> list[str]:
+        """The hashes of the datasets that trained or chose the model, or the one that its training began with."""
+        used = {self.trained.get("validation"), self.trained.get("inputs"), *self.trained.get("trained_before_on", ())}
+        return sorted({*used, *self.chosen.get("inputs", ())} - {None})
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -45,7 +45,11 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
     if not isinstance(people, dict) or not isinstance(verdicts := people.get("verdicts"), dict):
         remedy = "give the output of human_evaluation.py --collect for --ask verdicts"
         raise UserError(f"{people_addr}: has no verdicts; {remedy}")
-    if settings_of(score_addr).get("responses") not in (None, people.get("responses")):
+    if "responses" not in people:
+        raise UserError(
+            f"{people_addr}: has no 'responses', the SHA-256 of the response file that people rated; add it"
+        )
+    if settings_of(score_addr).get("responses") not in (None, people["responses"]):
         raise UserError(f"{people_addr}: people rated other responses than those in {score_addr}; rate the judged ones")
     if (strategy := strategy_in_words(scores)) not in RATED:
         raise UserError(f"{score_addr}: has scores by {strategy}; --corrected needs scores by {' or '.join(RATED)}")
@@ -55,13 +59,14 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
     rated, by_people = {}, {}
     for question_id in verdicts.keys() & answered.keys():
         details, of_question = answered[question_id], verdicts[question_id]
-        values = list(of_question.values()) if isinstance(of_question, dict) else []
-        are_verdicts = all(type(value) is int and value in allowed for value in values)
-        if len(values) != len(details) or not are_verdicts:
+        names = [detail[noun] for detail in details]
+        is_named = strategy == "personal"  # aspects may have one title twice, so people's are in their order
+        values = []
+        if isinstance(of_question, dict) and (not is_named or of_question.keys() == {*names}):
+            values = [of_question[name] for name in names] if is_named else [*of_question.values()]
+        if len(values) != len(details) or not all(type(value) is int and value in allowed for value in values):
             where, numbers = f"{people_addr}: id {quote(question_id)}", ", ".join(map(str, allowed))
             raise UserError(f"{where}: has not one verdict of {numbers} on each {noun} of its {len(details)}")
-        if strategy == "personal":
-            values = [of_question.get(detail[noun]) for detail in details]
         rated[question_id] = values
         written = [{noun: detail[noun], "score": value} for detail, value in zip(details, values, strict=True)]
         by_people[question_id] = metric.score_of(written, False)

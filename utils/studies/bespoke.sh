@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # BESPOKE (arXiv 2509.21106): how far a judge agrees with the people who scored responses; then answers without a history,
-# with the POSTS best sessions, and with as many sessions as fit, newest first. docs/bespoke.md says what the paper does.
+# with the POSTS best sessions, and with as many as fit, the last of the files first. docs/bespoke.md says what the paper does.
 DATA=${DATA-data} OUT=${OUT-output/bespoke} POSTS=${POSTS-5} METHODS=${METHODS-none rag whole}
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-}
 JUDGE=${JUDGE-Qwen/Qwen2.5-32B-Instruct} ENCODER=${ENCODER-facebook/contriever-msmarco}
 source utils/studies/steps.sh || exit 2 # not in the root of the repository
 check_models
 name_methods "none rag whole"
-declare -A titles=([none]="No history" [rag]="$POSTS sessions" [whole]="Whole history")
+declare -A titles=([none]="No history" [rag]="$POSTS sessions" [whole]="As many sessions as fit")
 
 judge() { # NAME DATASET RESPONSES STRATEGY...: judge responses by each strategy
     local strategy
@@ -24,8 +24,10 @@ draw agreement people_personal python utils/compare_evaluators.py \
     --corrected "${JUDGE##*/}" "$OUT/people_personal.json" "$DATA/BESPOKE_meta_test_ratings.json" \
     --output_addr "$OUT/agreement.json"
 
-step ranked "" python retrieval/rank_dataset.py --model_name "$ENCODER" --input_dataset_addr "$DATA/BESPOKE_all.json" \
-    --output_dataset_addr "$OUT/ranked.json" ${RANK_FLAGS-}
+if [[ " $METHODS " == *" rag "* ]] || ((${#own[@]})); then
+    step ranked "" python retrieval/rank_dataset.py --model_name "$ENCODER" --output_dataset_addr "$OUT/ranked.json" \
+        --input_dataset_addr "$DATA/BESPOKE_all.json" ${RANK_FLAGS-}
+fi
 GPUS=0 step newest "" python retrieval/rank_dataset.py --ranker recency --input_dataset_addr "$DATA/BESPOKE_all.json" \
     --output_dataset_addr "$OUT/newest.json"
 for model in $MODELS $OPENAI_MODELS; do

@@ -7,7 +7,7 @@ from typing import Any
 
 from prompts import Prompt
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted, first_five, named
+from utils.base.errors import UserError, counted, first_five, named, quote
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.generation.chat import LocalChat, PlainText
@@ -26,6 +26,7 @@ class Lesson:
     target: str
     rejected: str | None = None  # dpo: the text that is worse than the target
     notes: str | None = None  # distill: what only the teacher sees
+    num_contexts: int | None = None  # distill: posts in the prompt that the sample answered, if known
     is_cut: bool = False  # target or rejected text ended at a token limit when it was written
 
 
@@ -86,7 +87,8 @@ def make_examples(
 ) -> list[Example]:
     """Make an example of each lesson, with the prompt of baselines.py or planpers.py.
 
-    Questions whose prompt does not fit a causal model are left out. Student and teacher see the same posts.
+    Questions whose prompt does not fit a causal model are left out. The student sees the posts that its sample's prompt
+    had (UserError if they do not fit), and the teacher as many of them as fit beside the rubric.
 
     Args:
         cuts_targets: cut a text to the longest output that the window allows. Otherwise texts are whole, and take the
@@ -101,18 +103,23 @@ def make_examples(
         )
         room = window if cuts_targets else replace(window, max_tokens=len(target))
         items = task.best_items(record, num_contexts or None)
-        if teacher is not None:
-            for_teacher = room.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
-            if for_teacher is None:
-                continue
-            taught, items = for_teacher.prompt, items[: for_teacher.num_contexts_used]
-            # Of a sample, each token is learnt by itself, so a beginning will do; a cut one has no end of its turn.
-            sample = window.chat.render_reply(lesson.target)[: -1 if lesson.is_cut else None]
-            target, is_cut = array("i", sample[:most_tokens]), False
         if trim_items:
             fitted = room.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
             fitted = room.fit(prompt, items, task.join, **lesson.values)
+        if teacher is not None and fitted is not None:
+            if (number := fitted.num_contexts_used) != (lesson.num_contexts or number):
+                problem = f"its sample's prompt had {counted(lesson.num_contexts, 'post')}, but {number} fit here"
+                remedy = "sample with --max_tokens as large as --max_target_length, and the same --max_model_len"
+                raise UserError(f"id {quote(record['id'])}: {problem}\n  {remedy}")
+            shown = items[: fitted.num_contexts_used]
+            for_teacher = room.fit(teacher, shown, task.join, aspects=lesson.notes, **lesson.values)
+            if for_teacher is None:
+                continue
+            taught = for_teacher.prompt
+            # Of a sample, each token is learnt by itself, so a beginning will do; a cut one has no end of its turn.
+            sample = window.chat.render_reply(lesson.target)[: -1 if lesson.is_cut else None]
+            target, is_cut = array("i", sample[:most_tokens]), False
         if fitted is not None:
             is_cut |= is_rejected_cut or (lesson.is_cut and teacher is None)
             examples.append(Example(record, fitted, target, is_cut, rejected, taught))

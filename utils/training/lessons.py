@@ -16,7 +16,7 @@ from typing import Any
 from prompts import Prompt, load_prompt
 from utils.base import cli
 from utils.base.errors import UserError, counted, first_five, quote
-from utils.base.manifest import noted_settings
+from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.data.leaks import find_leaks
@@ -176,7 +176,10 @@ def distillation_lessons(
                     where = f"{quote(record['id'])} has thoughts, which training would ignore"
                     raise UserError(f"--response_addr: {where}\n  sample with a model that does not think")
                 if text := sample.get("raw"):
-                    lessons.append(Lesson(record, task.values(record), text, notes=hints, is_cut=was_cut(sample)))
+                    number, is_cut = sample.get("num_contexts_used"), was_cut(sample)
+                    lessons.append(
+                        Lesson(record, task.values(record), text, notes=hints, num_contexts=number, is_cut=is_cut)
+                    )
                 else:
                     empty += 1
     notes = [f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"]
@@ -188,7 +191,11 @@ def distillation_lessons(
 def check_samples(args: Namespace, prompt: Prompt) -> None:
     """Raise UserError if the samples to learn from answered another prompt than the one that the student learns."""
     made = noted_settings(args.response_addr)
-    if (number := made.get("num_contexts", args.num_contexts)) != args.num_contexts:
+    if made.get("inputs") not in (None, file_hash(args.inputs_addr)):
+        problem = f"was sampled from another dataset than {args.inputs_addr}, such as another ranking"
+        raise UserError(f"{args.response_addr}: {problem}\n  give the dataset that it was sampled from")
+    number = made.get("num_contexts", args.num_contexts) if made.get("rag", True) else 0
+    if number != args.num_contexts:
         problem = f"was sampled with {counted(number, 'post')}, not {args.num_contexts}"
         raise UserError(f"{args.response_addr}: {problem}\n  give --num_contexts {number}")
     if made.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:

@@ -211,7 +211,7 @@ def note_restricted_sampling(args: Namespace) -> None:
     neutral = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0), "presence_penalty": (None, 0),
                "frequency_penalty": (None, 0), "repetition_penalty": (None, 1)}  # fmt: skip
     if args.objective == "distill":  # otherwise the temperature of each call counts
-        neutral["temperature"] = (None, 1)
+        neutral |= {"temperature": (None, 1), "max_retries": (None, 0), "constrained_decoding": (None, "never")}
     more = flags.get("extra_body") or {}
     given = {**flags, **more}
     restricted = [f"{'' if name in more else '--'}{name} {given[name]}" for name, values in neutral.items()

@@ -1,32 +1,41 @@
 """The judge of personalization: four scores from 1 to 5 for a response, from one verdict. Pure.
 
 A question's score is (mean of the four - 1) / 4: from 0, if all are 1, to 1, if all are 5. A text without one of the
-four is not a verdict, so the judge is asked again (the public code keeps it, with null). A score is read from a field
-of a JSON object, as the judge's choices of LaMP-QA are.
+four is not a verdict, so the judge is asked again (the public code keeps it, with null).
 """
 
+import json
 from typing import Any
 
-from utils.benchmarks.choices import choice
+from utils.benchmarks import readers
 from utils.benchmarks.direct import summarize_scores
 from utils.benchmarks.readers import Parsed, nothing
 from utils.benchmarks.scoring import Verdict, is_answered, mean, origin
 
 CRITERIA = ("need_alignment", "content_depth", "tone", "explanation_style")
 LEVELS = (1, 2, 3, 4, 5)
-_CHOICES = [choice(name, r"([1-5])(?:\.0++)?", int, "an integer 1-5") for name in CRITERIA]
+_FIELDS = [readers.field_named(name) for name in CRITERIA]
 _PROPERTIES = {"reasoning": {"type": "string"}}
 _PROPERTIES |= {name: {"type": "integer", "enum": list(LEVELS)} for name in CRITERIA}
 SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": [*_PROPERTIES], "additionalProperties": False}
 
 
 def parse_scores(text: str, cut: bool = False) -> Parsed:
-    """Read the four scores; the value is a score by criterion, or None if one is missing or refused."""
-    read = [one.parse(text, cut) for one in _CHOICES]
-    if problem := next((parsed.reason for parsed in read if parsed.value is None), None):
-        return nothing(problem)
-    how = "strict" if all(parsed.how == "strict" for parsed in read) else "repaired"
-    return Parsed({name: parsed.value for name, parsed in zip(CRITERIA, read, strict=True)}, how, None)
+    """Read the four scores; the value is a score by criterion, or None if one is missing or refused.
+
+    All four are in one complete JSON object, the last with one of them. Nothing outside an object counts: the judge may
+    repeat the scores of the examples. A text that was cut must end with its object.
+    """
+    found, own = readers.own_object(text, *_FIELDS)
+    if found is None or (cut and not own.rstrip("` \n").endswith("}")):
+        return readers.missing(text, _FIELDS[0])
+    scores = {}
+    for field in _FIELDS:
+        value = field.value_in(found.content)
+        if type(value) not in (int, float) or value not in LEVELS:
+            return nothing(f"{field.name} is {readers.describe(json.dumps(value))}, not an integer 1-5")
+        scores[field.name] = int(value)
+    return Parsed(scores, found.how, None)
 
 
 def shots_text(shots: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from utils.base.errors import UserError, quote
 from utils.benchmarks.bespoke.criteria import CRITERIA, LEVELS
-from utils.benchmarks.checks import Record, Text, check_field, check_form, check_id
+from utils.benchmarks.checks import Record, check_field, check_form, check_id
 from utils.benchmarks.published import RATINGS, RESPONSES
 
 NAME = "BESPOKE"
@@ -27,25 +27,29 @@ class Claims(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
-    contents: Text
+    contents: str
 
 
 class Responses(msgspec.Struct):
     response_list: list[Response] | None = None
 
 
-def join_tables(split: str, tables: Mapping[str, Rows]) -> tuple[list[tuple[str, Record]], dict[str, dict[str, Any]]]:
-    """Return a part's records, each after its place for messages, and for `META_TEST` its responses and their ratings.
+def join_tables(
+    split: str, tables: Mapping[str, Rows]
+) -> tuple[list[tuple[str, Record]], dict[str, dict[str, Any]], dict[str, int]]:
+    """Return a part's records, each after its place for messages; for `META_TEST` also its responses and their ratings.
 
-    A record of `META_TEST` is a question with one response that a person scored; a response without one of the four
-    scores has no rating. UserError if a row is damaged or repeated, or a question has no rubric or need.
+    The third value counts what was left out. A record of `META_TEST` is a question with one response that a person
+    scored, unless that is among the shots too; a response without one of the four scores has no rating. UserError if a
+    row is damaged or repeated, or a question has no rubric or need.
     """
+    counts = Counter[str]()
     claims = by_question(tables["gold_information"], "gold_information_value", Claims)
     rubrics = by_question(tables["personalized_rubric"], "personalized_rubric_value")
     shots = by_question(tables["evaluation_shot"], "evaluation_shot_value", Responses)
     needs = by_question(queries := list(tables["queries"]), "gold_information_need")
     scored = by_question(tables.get(META_TEST, ()), f"{META_TEST}_set_value", Responses)
-    sessions = sessions_by_person(tables)
+    sessions = sessions_by_person(tables, counts)
     records, responses, ratings = [], {}, {}
     for key, (where, question) in by_question(queries, "query").items():
         person, number = key
@@ -54,21 +58,29 @@ def join_tables(split: str, tables: Mapping[str, Rows]) -> tuple[list[tuple[str,
         record = {"task": NAME, "id": f"{person}-{number}", "author": person, "question": question}
         record |= {"need": needs[key][1], "rubric": rubrics[key][1]}
         record["claims"] = [str(claim) for claim in claims[key][1]["gold_information"]] if key in claims else []
-        record["shots"] = read_scored(*shots[key]) if key in shots else []
+        record["shots"] = read_scored(*shots[key], counts) if key in shots else []
         if split != META_TEST:
             records.append((where, record | {"profile": sessions.get(person, [])}))
+            counts["questions of people without a session"] += person not in sessions
             continue
-        for place, shot in enumerate(read_scored(*scored[key]) if key in scored else [], 1):
+        for place, shot in enumerate(read_scored(*scored[key], counts) if key in scored else [], 1):
+            if shot["response"] in [other["response"] for other in record["shots"]]:
+                counts["responses left out, because they are among the shots"] += 1
+                continue
             record_id = f"{record['id']}-{place}"
             records.append((scored[key][0], {**record, "id": record_id}))
             responses[record_id] = [{"output": shot["response"]}]
             if None not in shot["scores"].values():
                 ratings[record_id] = shot["scores"]
+            else:
+                counts["responses without all four scores, which have no rating"] += 1
     for table in (claims, rubrics, shots, scored):
         if foreign := table.keys() - needs.keys():
             where, (person, number) = table[min(foreign)][0], min(foreign)
             raise UserError(f"{where}: queries has no query {number} of {person}; give tables of one release")
-    return records, {RESPONSES: responses, RATINGS: ratings} if split == META_TEST else {}
+    people = {person for person, _ in needs}
+    counts["sessions of people without a question"] = sum(len(sessions[person]) for person in sessions.keys() - people)
+    return records, {RESPONSES: responses, RATINGS: ratings} if split == META_TEST else {}, +counts
 
 
 def by_question(rows: Rows, column: str, form: Any = None) -> ByQuestion:
@@ -100,30 +112,33 @@ def person_of(row: Any, where: str) -> str:
     return check_id(row.get("user"), where, "user")
 
 
-def read_scored(where: str, value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the responses of a list that a person scored, as `shots` of a record; UserError for a score not 1 to 5."""
+def read_scored(where: str, value: dict[str, Any], counts: Counter[str]) -> list[dict[str, Any]]:
+    """Return the responses of a list that a person scored, as `shots` of a record; count what is left out."""
     shots = []
     for response in value.get("response_list") or []:
+        if not response["contents"].strip():
+            counts["scored responses without text, left out"] += 1
+            continue
         parts = {name: part if isinstance(part := response.get(name), dict) else {} for name in CRITERIA}
-        scores = {name: level_of(part.get("score"), f"{where}: score of {name}") for name, part in parts.items()}
+        given = {name: part.get("score") for name, part in parts.items()}
+        scores = {name: level_of(score) for name, score in given.items()}
+        counts["scores that are not from 1 to 5, taken as missing"] += sum(
+            scores[name] is None and score not in (None, "") for name, score in given.items()
+        )
         feedback = {name: part.get("feedback") for name, part in parts.items()}
         feedback = {name: text for name, text in feedback.items() if isinstance(text, str) and text.strip()}
         shots.append({"response": response["contents"], "scores": scores, "feedback": feedback})
     return shots
 
 
-def level_of(value: Any, where: str) -> int | None:
-    """Return a person's score; None if there is none."""
-    if value is None or value == "":
-        return None
+def level_of(value: Any) -> int | None:
+    """Return a person's score; None if it is not an integer from 1 to 5, also written as 4.0 or "4"."""
     text = str(value).strip().removesuffix(".0")
-    if isinstance(value, bool) or text not in map(str, LEVELS):
-        raise UserError(f"{where} is {quote(str(value))}; it must be an integer from 1 to 5")
-    return int(text)
+    return int(text) if text in map(str, LEVELS) and not isinstance(value, bool) else None
 
 
-def sessions_by_person(tables: Mapping[str, Rows]) -> dict[str, list[dict[str, str]]]:
-    """Return each person's sessions in the order of the tables, chats first; sessions without text are left out."""
+def sessions_by_person(tables: Mapping[str, Rows], counts: Counter[str]) -> dict[str, list[dict[str, str]]]:
+    """Return each person's sessions in the order of the tables, chats first; those without text are counted."""
     sessions: dict[str, list[dict[str, str]]] = defaultdict(list)
     for kind in HISTORIES:
         for where, row in tables.get(f"{kind}_history", ()):
@@ -132,4 +147,6 @@ def sessions_by_person(tables: Mapping[str, Rows]) -> dict[str, list[dict[str, s
                 raise UserError(f"{where}: column 'history' is not text")
             if text and text.strip():
                 sessions[person].append({"id": check_id(row.get("id"), where), "kind": kind, "text": text})
+            else:
+                counts["sessions without text, left out"] += 1
     return sessions
