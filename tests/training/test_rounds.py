@@ -433,7 +433,9 @@ WHOLE = "but training uses the full distribution; to match, sample without"
 )  # fmt: skip
 def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, told):
     trace, _ = changed(lambda line: None, arguments)
-    note_restricted_sampling(SimpleNamespace(objective="grpo", trace_addr=str(trace), role="generator"))
+    note_restricted_sampling(
+        SimpleNamespace(objective="grpo", trace_addr=str(trace), role="generator", response_addr=None)
+    )
     assert capsys.readouterr().err == (f"note: {trace}: sampled with {told}\n" if told else "")
 
 

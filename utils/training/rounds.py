@@ -202,7 +202,9 @@ def note_other_model(args: Namespace, identity: str) -> None:
     sampled = (made.get("models") or {}).get(args.role) or made.get("planner" if args.role == "planner" else "model")
     if sampled not in (None, identity) and is_first_process():
         what = f"has calls of {sampled}, and the training begins with {identity}"
-        print(f"note: {sampled_addr(args)}: {what}; samples should be the model's own", file=sys.stderr)
+        print(
+            f"note: {args.trace_addr or args.response_addr}: {what}; samples should be the model's own", file=sys.stderr
+        )
 
 
 def note_restricted_sampling(args: Namespace) -> None:
@@ -221,10 +223,12 @@ def note_restricted_sampling(args: Namespace) -> None:
     if restricted:
         what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
         them = "it" if len(restricted) == 1 else "them"
-        print(f"note: {sampled_addr(args)}: {what}; to match, sample without {them}", file=sys.stderr)
+        print(
+            f"note: {args.trace_addr or args.response_addr}: {what}; to match, sample without {them}", file=sys.stderr
+        )
     if "top_p" in given and given["top_p"] is None:
         what = "sampled with the model's default top_p, taken as 1"
-        print(f"note: {sampled_addr(args)}: {what}; give --top_p 1", file=sys.stderr)
+        print(f"note: {args.trace_addr or args.response_addr}: {what}; give --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
