@@ -349,6 +349,35 @@ def test_samples_of_another_model_or_prompt_are_not_taken_for_ones_own(tmp_path,
                               ({"prompt": {"rag": "0"}}, "was sampled with another rag prompt")):  # fmt: skip
         with pytest.raises(UserError, match=problem):
             train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path, **settings))
+    for settings, problem in (({"inputs": "0"}, "was sampled from another dataset than"),
+                              ({"num_contexts": 10, "rag": False}, "was sampled with 0 posts, not 10")):  # fmt: skip
+        with pytest.raises(UserError, match=problem):
+            train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path, **settings))
+    capsys.readouterr()
+    path = write_samples(tmp_path, rag=False, num_contexts=10)
+    assert train_dry(tmp_path, "--objective", "distill", "--num_contexts", 0, "--response_addr", path) == 0
+
+
+def test_a_sample_whose_posts_do_not_fit_is_refused(tmp_path):
+    path = write_samples(tmp_path)
+    samples = json.loads(path.read_text())
+    next(iter(samples.values()))[0]["num_contexts_used"] = 10
+    path.write_text(json.dumps(samples))
+    with pytest.raises(UserError, match=r"its sample's prompt had 10 posts, but \d fit here"):
+        train_dry(tmp_path, "--objective", "distill", "--response_addr", path, "--max_input_length", 900)
+
+
+def test_a_continued_training_knows_what_the_first_one_learnt_from(tmp_path):
+    (tmp_path / "policy").mkdir()
+    settings = {"script": "utils/train_generator.py", "inputs": "b", "trained_before_on": ["a"]}
+    (tmp_path / "policy/manifest.json").write_text(json.dumps({"settings": settings, "output_sha256": "0"}))
+    (tmp_path / "policy/chosen.json").write_text(json.dumps({"judges": ["j"], "inputs": ["c"]}))
+    folder = ModelFolder(str(tmp_path / "policy"))
+    assert (folder.trained_on, folder.rewarded_by) == (["a", "b", "c"], ["j"])
+    for content in ("[]", '{"judges": 3}'):
+        (tmp_path / "policy/chosen.json").write_text(content)
+        with pytest.raises(UserError, match=r"chosen\.json: not a file of utils/select_model\.py"):
+            ModelFolder(str(tmp_path / "policy")).rewarded_by  # noqa: B018
 
 
 def test_a_cut_sample_is_learnt_without_the_end_of_a_turn(tmp_path):

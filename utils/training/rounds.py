@@ -220,15 +220,14 @@ def note_restricted_sampling(args: Namespace) -> None:
                   if given.get(name) not in values]  # fmt: skip
     if not is_first_process():
         return
+    learnt = args.trace_addr or args.response_addr
     if restricted:
         what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
         them = "it" if len(restricted) == 1 else "them"
-        print(
-            f"note: {args.trace_addr or args.response_addr}: {what}; to match, sample without {them}", file=sys.stderr
-        )
+        print(f"note: {learnt}: {what}; to match, sample without {them}", file=sys.stderr)
     if "top_p" in given and given["top_p"] is None:
         what = "sampled with the model's default top_p, taken as 1"
-        print(f"note: {args.trace_addr or args.response_addr}: {what}; give --top_p 1", file=sys.stderr)
+        print(f"note: {learnt}: {what}; give --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
