@@ -91,7 +91,7 @@ demo-personamem: setup models ## run PersonaMem's conditions on its sample data
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
-test: setup models ## run the tests, 16 minutes on two cores (engine tests need the CPU packages)
+test: setup models ## run the tests, 12 minutes on two cores (engine tests need the CPU packages)
 	@$(PYTEST)
 
 test-all: setup models ## run all tests, with all cases (make test leaves out similar and long ones)

@@ -113,7 +113,7 @@ def test_controls_that_cannot_be_made_are_refused(dataset, tmp_path):
     for words, problem in (
         ([dataset, "--response_addr", dataset], "--response_addr: no effect for PersonaMem-32k; leave out"),
         ([SAMPLE], "--response_addr: required for LaMP-QA, whose controls are made from a system's responses"),
-        ([title], "title.json: LaMP-5 has neither a judge to test nor options to choose from"),
+        ([title], "title.json: LaMP-5 has no controls: no text that its judge must score highest, and no options"),
     ):
         with pytest.raises(UserError, match=problem):
             run(make_controls, "--output_dir", tmp_path / "out", "--inputs_addr", *words)
