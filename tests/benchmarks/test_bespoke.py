@@ -420,17 +420,16 @@ def test_a_draw_counts_its_responses_as_often_as_it_has_them():
 
 
 def test_intervals_by_person_hold_the_truth(monkeypatch):
-    """A judge that is half a point too kind, with an error per person: of 200 studies, about 95% hold the bias."""
-    monkeypatch.setattr(graded, "DRAWS", 999)
-    dice, held = np.random.default_rng(1), 0
-    for _ in range(200):
-        persons = np.repeat(np.arange(30), 5)
-        people = np.clip(np.round(3 + dice.normal(size=(150, 4))), 1, 5)
-        judge = people + 0.5 + 0.4 * dice.normal(size=30)[persons][:, None] + 0.5 * dice.normal(size=(150, 4))
-        found = graded_agreement(judge, people, [f"u{one:02}" for one in persons], CRITERIA)["criteria"][OVERALL]
+    """A judge that is half a point too kind, with an error per person: of 120 studies, about 94% hold the bias."""
+    monkeypatch.setattr(graded, "DRAWS", 399)
+    dice, persons, held = np.random.default_rng(1), np.repeat(np.arange(30), 5), 0
+    for _ in range(120):
+        people = np.clip(np.round(3 + dice.normal(size=(150, 1))), 1, 5)
+        judge = people + 0.5 + 0.4 * dice.normal(size=30)[persons][:, None] + 0.5 * dice.normal(size=(150, 1))
+        found = graded_agreement(judge, people, [f"u{one:02}" for one in persons], ["tone"])["criteria"][OVERALL]
         low, high = found["judge_minus_people_interval"]
         held += low <= 0.5 <= high
-    assert 0.89 <= held / 200 <= 0.985
+    assert 0.86 <= held / 120 <= 0.99
 
 
 @pytest.mark.parametrize(
