@@ -78,8 +78,8 @@ def build_parser() -> cli.FlagParser:
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="with --strategy reward: posts of a ranked dataset that the model sees, if they fit (%(default)s)")
     add("--shots", type=cli.non_negative_int, default=5, metavar="N",
-        help="with BESPOKE's --strategy personal: at most so many responses that the asker scored, as examples "
-        "(%(default)s)")
+        help="with BESPOKE's --strategy personal: the most responses scored by the asker that the judge sees as "
+        "examples (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
     judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"

@@ -157,15 +157,18 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
 
 def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Draw the curves of best of N; the notes have their values."""
-    from utils.training.ranker import rank_samples  # torch
-
     of = (read_responses(args.response_addr), args.response_addr)
     judged, samples = read_sample_scores(args.score_addr, *of)
     rewards, curves, notes = read_rewards(args.score_addr, *of), {}, []
     for name, *paths in args.system:
         if len(paths) not in (1, 2):
             raise UserError(f"--system {name!r}: needs for best_of_n one file of scores, or a ranker and its states")
-        chosen_by = read_rewards(paths[0], *of) if len(paths) == 1 else rank_samples(paths, *of)[0]
+        if len(paths) == 1:
+            chosen_by = read_rewards(paths[0], *of)
+        else:
+            from utils.training.ranker import rank_samples  # torch
+
+            chosen_by, _ = rank_samples(paths, *of)
         curve = make_curve(judged, samples, chosen_by)
         curves[one_line(name)] = curve
         values = ", ".join(f"{number}: {mean:z.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))

@@ -37,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prompts import Prompt, digests
 from utils.base import cli
 from utils.base.errors import UserError, counted
-from utils.base.manifest import file_hash
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
@@ -56,7 +55,6 @@ from utils.training.rounds import (
     examples_of_round,
     note_other_model,
     note_restricted_sampling,
-    scored_addr,
 )
 
 SCRIPT = "utils/train_generator.py"
@@ -122,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     launch.set_up(args, SCRIPT)
     lessons.check_objective(args)
-    is_round, learns_samples = args.objective == "grpo", args.objective in ("distill", "grpo")
+    is_round = args.objective == "grpo"
 
     # The data, and the prompt whose answers are learnt.
     records, validation_records = launch.read_datasets(args, partial(needs, args))
@@ -149,13 +147,10 @@ def main(argv: list[str] | None = None) -> int:
         settings["rewarded_by"] = judges
     if model.trained_on:
         settings["trained_before_on"] = model.trained_on
-    settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    if is_round:
-        settings |= {"trace": file_hash(args.trace_addr), "scores": file_hash(args.score_addr)}
-    if learns_samples:
+    settings |= lessons.hashes_of_texts(args)
+    if args.objective in ("distill", "grpo"):
         note_other_model(args, model.identity)
         note_restricted_sampling(args)
-        settings["responses"] = file_hash(scored_addr(args) if is_round else args.response_addr)
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
 

@@ -51,11 +51,11 @@ def main(argv: list[str] | None = None) -> int:
         validation = read_pools(*chosen_by)
         refuse_states(validation[1], states.settings, hashes, "the ranker")
         hashes |= {digest for _, digest, *_ in validation[1].questions}
-    scores, judges = read_scores(args.score_addr), map(settings_of, [args.score_addr, *chosen_by[1:2]])
+    score_addrs = [args.score_addr, *chosen_by[1:2]]
+    scores, judges = list(map(read_scores, score_addrs)), map(settings_of, score_addrs)
     settings = {name: states.settings[name] for name in MODEL} | {"script": SCRIPT, "vectors": args.inputs}
-    settings |= {"strategy": strategy_in_words(scores), "judges": sorted(set().union(*map(judges_of, judges)))}
-    seen = set().union(*(seen_by(read_scores(path)) for path in [args.score_addr, *chosen_by[1:2]]))
-    settings |= {"saw": sorted(seen), "learnt": list(map(file_hash, learnt + chosen_by))}
+    settings |= {"strategy": strategy_in_words(scores[0]), "judges": sorted(set().union(*map(judges_of, judges)))}
+    settings |= {"saw": sorted(set().union(*map(seen_by, scores))), "learnt": list(map(file_hash, learnt + chosen_by))}
     made = Made(path, settings, args.overwrite)
     if made.check() is State.CURRENT:
         say_finished(args.output_dir)

@@ -1,5 +1,9 @@
-"""Scores of whole responses: one number from 0 to 1 each, such as the level of direct scoring (figure 10)."""
+"""Scores of whole responses: one number from 0 to 1 each, such as the level of direct scoring (figure 10).
 
+Also the entries and heads of score files, whatever is judged.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.benchmarks.choices import LEVELS
@@ -56,3 +60,26 @@ def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
         "num_unscored": sum(detail["score"] is None for question in per_question for detail in question["details"]),
         "score_unscored_as_zero": mean([question["score"] or 0 for question in per_question]),
     }
+
+
+ScoreOf = Callable[[list[dict[str, Any]], bool], float | None]  # as in `Metric`
+
+
+def entry_of_parts(noun: str, titles: Sequence[str], verdicts: Sequence[Verdict], score_of: ScoreOf) -> dict[str, Any]:
+    """Return the entry of a question whose parts, each a `noun` with a title, have a verdict each.
+
+    `score` is 0 without an answer, None if a verdict is missing.
+    """
+    details = [
+        {noun: title, "score": score(verdict), **origin(verdict)}
+        for title, verdict in zip(titles, verdicts, strict=True)
+    ]
+    return {"answered": all(map(is_answered, verdicts)), "score": score_of(details, False), "details": details}
+
+
+def summarize_parts(noun: str, per_question: list[dict[str, Any]], score_of: ScoreOf) -> dict[str, Any]:
+    """Return a score file's head: `summarize_scores` of the questions with parts, and the ids of the others."""
+    judged = [question for question in per_question if question["details"]]
+    as_zero = mean([score_of(question["details"], True) for question in judged])
+    without = [question["id"] for question in per_question if not question["details"]]
+    return {**summarize_scores(judged), "score_unscored_as_zero": as_zero, f"questions_without_{noun}s": without}

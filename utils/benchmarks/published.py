@@ -104,6 +104,7 @@ class Tables(OnHub):
     """Tables on the hub, a folder each, from which a benchmark joins each part: `tables` has its tables, by part."""
 
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rated: str | None = None  # the part with responses that people rated, which have files of their own
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of a part's tables; UserError if the source lacks a table."""
@@ -114,7 +115,7 @@ class Tables(OnHub):
             if not tables[name]:
                 kinds = ", ".join(SUFFIXES)
                 raise UserError(f"{source.name}: has no folder {name} with a file of a supported type ({kinds})")
-        return Originals([], tables=tables, responses=(RESPONSES, RATINGS) if split == "meta_test" else ())
+        return Originals([], tables=tables, responses=(RESPONSES, RATINGS) if split == self.rated else ())
 
 
 class SharedContexts(OnHub):

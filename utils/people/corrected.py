@@ -14,6 +14,8 @@ from utils.base.errors import UserError, quote
 from utils.base.json_files import read_json
 from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
+from utils.benchmarks.bespoke.criteria import LEVELS
+from utils.benchmarks.choices import VERDICT_VALUES
 from utils.benchmarks.scoring import cohens_kappa
 from utils.data.scores import Entry, Scores, metric_of, strategy_in_words
 from utils.people.graded import graded_agreement, graded_table
@@ -21,7 +23,7 @@ from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.system_scores import cluster_of
 
 # The metrics whose verdicts people give too: the field that names a verdict, and its values.
-RATED = {"aspect": ("aspect", (0, 1, 2)), "personal": ("criterion", (1, 2, 3, 4, 5))}
+RATED = {"aspect": ("aspect", VERDICT_VALUES), "personal": ("criterion", LEVELS)}
 LEAST_RATED = 20  # questions; below, the interval of a mean is not to be trusted
 
 

@@ -99,11 +99,13 @@ class ScoreFile(StageFile):
     def add(self, key: Key, piece: Piece) -> None:
         """Add a verdict, and count a question's score once its first response has all verdicts."""
         super().add(key, piece)
-        question = self._asked[key[0]]
-        places = [place for place, _ in self.places(question)[0]]
-        if key[0] in self._scored or self.metric.score_of is None or any(place not in self.pieces for place in places):
+        if key[0] in self._scored or self.metric.score_of is None:
             return
-        verdicts = self.metric.merge_draws([self.pieces[place] for place in places])
+        question = self._asked[key[0]]
+        keys = self.metric.keys(question)  # of the first response's verdicts
+        if any(key not in self.pieces for key in keys):
+            return
+        verdicts = self.metric.merge_draws([self.pieces[key] for key in keys])
         if (score := self.metric.entry(question, verdicts)["score"]) is not None:
             self._scored.add(key[0])
             self._sum += score

@@ -253,6 +253,16 @@ def judges_of_rewards(args: Namespace, model: ModelFolder) -> list[str]:
     return sorted(judges)
 
 
+def hashes_of_texts(args: Namespace) -> dict[str, str | None]:
+    """Return the settings that are hashes of the files that are learnt from."""
+    files = {name: getattr(args, name) for name in ("target_addr", "worst_addr")}
+    if args.objective == "grpo":
+        files |= {"trace": args.trace_addr, "scores": args.score_addr}
+    if args.objective in ("distill", "grpo"):
+        files["responses"] = scored_addr(args)
+    return {name: path and file_hash(path) for name, path in files.items()}
+
+
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
     """Return the prompt whose answers are learnt."""
     name = args.prompt or ("rag" if args.num_contexts else "none")

@@ -39,7 +39,7 @@ Sample = tuple[str, int]  # question id and number
 
 
 def scored_addr(args: Namespace) -> str:
-    """Return the file of the samples that were scored."""
+    """Return the file of the samples to learn from, which were scored for grpo."""
     return args.response_addr or args.trace_addr.removesuffix(TRACE)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.benchmarks.choices import choice
-from utils.benchmarks.direct import summarize_scores
-from utils.benchmarks.scoring import Verdict, is_answered, mean, origin, score
+from utils.benchmarks.direct import entry_of_parts, summarize_parts
+from utils.benchmarks.scoring import Verdict, mean
 
 _CONTAINED = choice("contained", r"(true|false)", lambda text: int(text.lower() == "true"), "true or false")
 SCHEMA = _CONTAINED.field.schema({"type": "boolean"})
@@ -17,12 +17,8 @@ parse_claim = _CONTAINED.parse
 
 
 def entry(texts: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return a question's entry in the score file; `score` is 0 without an answer, None if a verdict is missing."""
-    details = [
-        {"claim": text, "score": score(verdict), **origin(verdict)}
-        for text, verdict in zip(texts, verdicts, strict=True)
-    ]
-    return {"answered": all(map(is_answered, verdicts)), "score": score_of(details), "details": details}
+    """Return a question's entry in the score file, with a detail per claim."""
+    return entry_of_parts("claim", texts, verdicts, score_of)
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
@@ -39,9 +35,5 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a score file's head: `summarize_scores` of the questions with claims, and the ids of the others."""
-    judged = [question for question in per_question if question["details"]]
-    as_zero = mean([score_of(question["details"], True) for question in judged])
-    without = [question["id"] for question in per_question if not question["details"]]
-    head = {"strategy": "recall", **summarize_scores(judged)}
-    return {**head, "score_unscored_as_zero": as_zero, "questions_without_claims": without}
+    """Return a score file's head, with the ids of the questions without claims."""
+    return {"strategy": "recall", **summarize_parts("claim", per_question, score_of)}

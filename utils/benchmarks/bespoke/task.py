@@ -39,7 +39,8 @@ class Shot(msgspec.Struct):
 def published() -> dict[str, list[Tables]]:
     """Return the parts by setting: profiles have both histories, or one; and the responses that people scored."""
     both = {"all": (*SHARED, *(f"{kind}_history" for kind in HISTORIES)), META_TEST: (*SHARED, META_TEST)}
-    parts = {"": [Tables(HUB, "", NAME, {"dataset": NAME}, {"all": 150, META_TEST: None}, "the paper", both)]}
+    counts = {"all": 150, META_TEST: None}
+    parts = {"": [Tables(HUB, "", NAME, {"dataset": NAME}, counts, "the paper", both, rated=META_TEST)]}
     for kind in HISTORIES:
         identity, tables = {"dataset": NAME, "setting": kind}, {"all": (*SHARED, f"{kind}_history")}
         parts[kind] = [Tables(HUB, "", f"{NAME}_{kind}", identity, {"all": 150}, "the paper", tables)]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from utils.benchmarks.direct import summarize_scores
-from utils.benchmarks.scoring import Verdict, is_answered, mean, origin, score
+from utils.benchmarks.direct import entry_of_parts, summarize_parts
+from utils.benchmarks.scoring import Verdict
 
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
 MAX_VERDICT = 2
@@ -39,12 +39,8 @@ def question_score(
 
 
 def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return a question's entry in the score file; `score` is 0 without an answer, None if a verdict is missing."""
-    details = [
-        {"aspect": title, "score": score(verdict), **origin(verdict)}
-        for title, verdict in zip(titles, verdicts, strict=True)
-    ]
-    return {"answered": all(map(is_answered, verdicts)), "score": score_of(details), "details": details}
+    """Return a question's entry in the score file, with a detail per aspect."""
+    return entry_of_parts("aspect", titles, verdicts, score_of)
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
@@ -78,8 +74,5 @@ def in_words(verdict: float | None) -> str:
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a score file's head: `summarize_scores` of the questions with aspects, and the ids of the others."""
-    judged = [question for question in per_question if question["details"]]
-    as_zero = mean([score_of(question["details"], True) for question in judged])
-    without = [question["id"] for question in per_question if not question["details"]]
-    return {**summarize_scores(judged), "score_unscored_as_zero": as_zero, "questions_without_aspects": without}
+    """Return a score file's head, with the ids of the questions without aspects."""
+    return summarize_parts("aspect", per_question, score_of)
