@@ -414,9 +414,13 @@ class APIEngine:
         await self._client.close()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`; retry up to --max_retries times if it raises UnavailableError."""
-        silent = 0  # consecutive tries during which the API answered no request at all
-        for tries in range(1, self._max_retries + 2):
+        """Return the result of `ask`; retry up to --max_retries times if it raises UnavailableError.
+
+        A 429 does not count as a try while the API answers other requests: each new request may take the place that an
+        answered one leaves, so a request that waits between its tries can be refused for as long as there are others.
+        """
+        tries = silent = 0  # silent: consecutive tries during which the API answered no request at all
+        while True:
             answered = self._answered
             try:
                 answer = await ask()
@@ -425,13 +429,16 @@ class APIEngine:
             else:
                 self._answered += 1
                 return answer
-            silent = 0 if self._answered > answered else silent + 1
-            if tries <= self._max_retries:
-                # Before the very first answer, a wrong address is more likely than an outage.
-                steps = tries if is_limited else silent
-                pause = min(5.0 ** min(steps, 4), LONGEST_PAUSE) if self._answered else 1.0
-                self._note(f"{problem}; retrying in {pause:.0f} s")
-                await asyncio.sleep(pause)
+            answers_others = self._answered > answered
+            silent = 0 if answers_others else silent + 1
+            tries += not (is_limited and answers_others)
+            if tries > self._max_retries:
+                break
+            # Before the very first answer, a wrong address is more likely than an outage.
+            steps = max(tries, 1) if is_limited else silent
+            pause = min(5.0 ** min(steps, 4), LONGEST_PAUSE) if self._answered else 1.0
+            self._note(f"{problem}; retrying in {pause:.0f} s")
+            await asyncio.sleep(pause)
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
