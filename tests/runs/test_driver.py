@@ -204,20 +204,17 @@ THREE_STAGES = SCRIPT.replace("[first, then]", "[first, second, then]").replace(
     LAST,
     """
     path = f"{dataset.output_addr}.drafts.json"
-    drafts = ResponseFile(dataset, settings | {"step": "drafts"}, path, reads_now=READS_NOW)
+    drafts = ResponseFile(dataset, settings | {"step": "drafts"}, path)
     second = Stage(dataset.task, drafts.records, answer, [drafts], models, after=first)
     then = Stage(dataset.task, answers.records, answer, [answers], models, after=second)
 """,
 )
 
 
-@pytest.mark.parametrize("reads_now", ["True", "False"])
-def test_the_last_of_three_stages_needs_the_pieces_of_both_before(
-    reads_now, api, server, tmp_path, monkeypatch, capsys
-):
+def test_the_last_of_three_stages_needs_the_pieces_of_both_before(api, server, tmp_path, monkeypatch, capsys):
     """The middle one's keys may be known only after the first."""
     module: dict = {"__name__": "outline"}
-    exec(compile(THREE_STAGES.replace("READS_NOW", reads_now), "outline.py", "exec"), module)
+    exec(compile(THREE_STAGES, "outline.py", "exec"), module)
     answers = tmp_path / "answers.json"
     words = [*api, "--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_addr", str(answers)]
 

@@ -351,8 +351,10 @@ class MadeFile(Made):
         self.pieces[key] = piece
 
     def load(self) -> None:
-        """Add the pieces that are in the finished file, if its kind can read them."""
+        """Add the pieces that are in the finished file, if its kind can read them: it has all of them."""
         self.pieces |= self.pieces_in_file()
+        if self.keys is None and self.pieces:
+            self.expect(self.pieces)
 
     def finish(self, content: Any, device: str | None, **figures: Any) -> bool:
         """Write the content and its manifest, and return True; for a shard, which has no file, return False.

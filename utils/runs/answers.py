@@ -53,6 +53,8 @@ class Dataset:
 class QuestionFile(StageFile):
     """A file with a piece for each answer to a dataset's questions: the answer itself, or its plan."""
 
+    knows_keys = True
+
     def __init__(self, dataset: Dataset, path: str, settings: dict[str, Any], *given: Any, **figures: Any):
         """`given`: keys and pieces, as for a `MadeFile`."""
         super().__init__(path, settings, dataset.args, *given, dataset=dataset.path, **figures)
@@ -77,16 +79,10 @@ class ResponseFile(QuestionFile):
         settings: dict[str, Any],
         path: str | None = None,
         shows_posts: bool = False,
-        reads_now: bool = False,
         **figures: Any,
     ):
-        """
-        Args:
-            path: another path than --output_addr, for an earlier stage's file.
-            reads_now: read the dataset now. Needed after another stage: then the file is made again if that one is.
-        """
-        keys = dataset.questions if reads_now else None
-        super().__init__(dataset, path or dataset.output_addr, settings, keys, **figures)
+        """`path`: another one than --output_addr, for an earlier stage's file."""
+        super().__init__(dataset, path or dataset.output_addr, settings, **figures)
         self._shows_posts = shows_posts
 
     def content(self) -> Responses:

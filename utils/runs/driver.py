@@ -142,16 +142,20 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
     """Return the stages with a file that is not finished or lacks its trace (--trace), and the stages after them."""
     left: list[Stage] = []
     for stage in stages:
-        follows_finished = stage.after is None or stage.after.is_finished
+        before = stage.after
+        follows_finished = before is None or before.is_finished
         for file in stage.files:  # all of them, so that each mistake is found before the first request
             file.is_finished(follows_finished)
-            if not file.finished and file.keys is None and (stage.after is None or has_pieces(stage.after)):
+        is_left = not stage.is_finished or (args.trace and any(not has_trace(file) for file in stage.files))
+        if is_left and before is not None and before not in left and not has_pieces(before):
+            for file in before.files:
+                file.load()
+        for file in stage.files:
+            if not file.finished and file.keys is None and (file.knows_keys or before is None or has_pieces(before)):
                 stage.expect()
                 file.is_finished(follows_finished)
-        if not stage.is_finished or (args.trace and any(not has_trace(file) for file in stage.files)):
+        if not stage.is_finished or is_left:
             left.append(stage)
-        for file in stage.files if stage not in left and any(other.after is stage for other in stages) else ():
-            file.load()
     return left
 
 

@@ -108,7 +108,7 @@ class PlansFile(QuestionFile):
 
     def __init__(self, dataset: Dataset, settings: dict[str, Any], given: Pieces, lead_in: str | None):
         """`given`: plans that need not be made."""
-        super().__init__(dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions, given)
+        super().__init__(dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions if given else None, given)
         self._lead_in = lead_in
         self.stand_in = parsing.gold_plan(STAND_IN, lead_in)
 
@@ -154,7 +154,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         settings["saw"] = saw | seen
     settings |= settings_by_scores([model], settings["inputs"], settings.get("rewarded_by", ()))
-    responses = ResponseFile(dataset, settings, shows_posts=args.num_contexts > 0, reads_now=True)
+    responses = ResponseFile(dataset, settings, shows_posts=args.num_contexts > 0)
     return Stage(dataset.task, responses.records, method, [responses], {"generator": model}, after=plans)
 
 
