@@ -108,7 +108,9 @@ class PlansFile(QuestionFile):
 
     def __init__(self, dataset: Dataset, settings: dict[str, Any], given: Pieces, lead_in: str | None):
         """`given`: plans that need not be made."""
-        super().__init__(dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions if given else None, given)
+        super().__init__(
+            dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions if given else None, given
+        )
         self._lead_in = lead_in
         self.stand_in = parsing.gold_plan(STAND_IN, lead_in)
 
