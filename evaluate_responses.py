@@ -28,22 +28,21 @@ from utils.base import cli
 from utils.base.errors import UserError
 from utils.base.made import Key, Piece
 from utils.base.manifest import refuse_unranked
-from utils.benchmarks import metric_names, task_of
+from utils.benchmarks import metric_names
 from utils.benchmarks.scoring import no_answer
-from utils.benchmarks.task import Task
-from utils.data.datasets import read_questions
+from utils.data.datasets import read_task
 from utils.data.responses import are_answered
 from utils.generation.chat import VERDICT_TOKENS
 from utils.runs.ask import Ask
 from utils.runs.driver import run_stages
 from utils.runs.judging import (
+    JudgedDataset,
     Request,
     ScoreFile,
     choose_judge,
     choose_strategy,
-    note_incomplete,
-    read_systems,
     requests_to,
+    score_files,
     settings_of_judge,
 )
 from utils.runs.stage import Stage
@@ -117,27 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare(args: cli.Arguments) -> Stage:
     """Return the stage that judges all systems."""
-    number = args.num_contexts if args.strategy == "reward" else None
-
-    def needs(task: Task) -> Sequence[str]:
-        return task.metrics.get(args.strategy, task.first_metric).needs
-
-    records = read_questions(args.inputs_addr, needs, number)
-    if number:
-        refuse_unranked(args.inputs_addr, args.unranked)
-    task = task_of(args.inputs_addr, records)
+    task = read_task(args.inputs_addr)
     strategy = choose_strategy(args, task)
     task = task.asking(strategy, args.verdicts, args.num_verdicts)
     metric = task.metrics[strategy]
-    if has_shots := "shots" in metric.needs:
-        records = [{**record, "shots": record["shots"][: args.shots]} for record in records]
-    elif "shots" in args.given:
+    if strategy == "reward" and args.num_contexts:
+        refuse_unranked(args.inputs_addr, args.unranked)
+    if "shots" in args.given and "shots" not in metric.needs:
         raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; leave the flag out")
     if metric.num_samples > 1 and "temperature" not in args.given:
         args = args.replaced(temperature=1.0)
 
     def requests() -> Iterator[tuple[ScoreFile, Key, Request]]:
-        return requests_to(score_files, records)
+        return requests_to(files, dataset.records)
 
     async def judge(request: Request, ask: Ask) -> Piece:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
@@ -151,14 +142,10 @@ def prepare(args: cli.Arguments) -> Stage:
             return no_answer(answered)
         return {"value": metric.compute(request.record, *request.outputs)}
 
-    model = None
-    if metric.judge:
-        model = choose_judge(args, metric.judge)
-    judge_settings = settings_of_judge(args, model) if model else {}
-    judge_settings |= {"shots": args.shots} if has_shots else {}
-    score_files = read_systems(args, task, strategy, records, judge_settings, describe_scores)
-    note_incomplete(args.inputs_addr, score_files)
-    return Stage(task, requests, judge if model else compute, score_files, {"judge": model} if model else {})
+    dataset = JudgedDataset(args.inputs_addr, task, strategy, args)
+    model = choose_judge(args, metric.judge) if metric.judge else None
+    files = score_files(dataset, settings_of_judge(args, model, metric) if model else {}, describe_scores)
+    return Stage(task, requests, judge if model else compute, files, {"judge": model} if model else {})
 
 
 if __name__ == "__main__":

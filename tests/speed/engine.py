@@ -9,6 +9,7 @@ engines are loaded once; each run starts with an empty prefix cache.
 
 import argparse
 import asyncio
+import json
 import os
 import tempfile
 import time
@@ -32,7 +33,7 @@ from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.models.model_folder import ModelFolder
 from utils.runs.ask import Ask
-from utils.runs.judging import JudgeModel, ScoreFile, choose_judge, requests_to
+from utils.runs.judging import JudgedDataset, JudgeModel, ScoreFile, choose_judge, requests_to
 from utils.runs.rendering import Asked, Prompts, make_call
 from utils.runs.runner import Pass, Servers
 from utils.runs.stage import Stage, StageFile
@@ -151,10 +152,10 @@ def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Cal
     """Return a call for every aspect of the first questions; responses consist of the user's posts."""
     records = read_dataset(SAMPLE / "train.json", needs=["narrative", "rubric_aspects"])[: judging.limit]
     responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
-    path = str(folder / "scores.json")
-    scores = ScoreFile(
-        path, {}, judging, TASK, "aspect", records, records, [("responses.json", responses)], describe_scores
-    )
+    path = folder / "responses.json"
+    path.write_text(json.dumps(responses))
+    dataset = JudgedDataset(judging.inputs_addr, TASK, "aspect", judging)
+    scores = ScoreFile(dataset, [str(path)], str(folder / "scores.json"), {}, describe_scores)
     form, requests = METRIC.judge.output, requests_to([scores], records)
     policy = replace(judge.policy, schema=form.schema)
     prompts = [(key, judge.chat.render(judge.messages(request))) for _, key, request in requests]

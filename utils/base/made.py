@@ -39,7 +39,7 @@ Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
 # Flags that decide, with a dataset, which pieces an output has.
-QUESTIONS = ("limit", "ids_addr", "num_generated_outputs")
+QUESTIONS = ("limit", "ids_addr", "num_generated_outputs", "allow_partial")
 
 
 class State(Enum):
@@ -212,6 +212,7 @@ class MadeFile(Made):
 
     Attributes:
         unit: the plural noun for the pieces.
+        knows_keys: whether the keys follow from input files, whatever an earlier stage gives.
         keys: keys of all pieces that the finished file has; None until they are known.
         pieces: the pieces that are there, by key.
         figures: further fields of the manifest.
@@ -220,6 +221,7 @@ class MadeFile(Made):
     """
 
     unit: str
+    knows_keys = False
 
     def __init__(
         self,
@@ -305,10 +307,10 @@ class MadeFile(Made):
         """Return whether the existing file, whose manifest is `made`, was made for the keys of this command."""
         if self.keys is not None:
             return made.get("keys_sha256") == keys_hash(self.keys)
-        # The dataset has not been read yet. If its hash is the same, the same flags choose the same questions.
+        # The inputs have not been read yet. If their hashes are the same, the same flags choose the same questions.
         before, now = made.get("arguments", {}), vars(self.args)
         is_same = all(before.get(name) == now.get(name) for name in QUESTIONS)
-        return self.dataset is not None and is_same and not now.get("ids_addr")  # whose file may have changed
+        return self.knows_keys and is_same and not now.get("ids_addr")  # whose file may have changed
 
     def _check_replaced(self, made: dict[str, Any]) -> None:
         """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""

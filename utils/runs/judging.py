@@ -18,7 +18,7 @@ from utils.benchmarks.metric import OFFICIAL, Judge, Metric
 from utils.benchmarks.scoring import expected_value
 from utils.benchmarks.task import Task
 from utils.benchmarks.thoughts import UNFINISHED_COUNT, describe_unfinished
-from utils.data.datasets import select_questions
+from utils.data.datasets import read_questions, select_questions
 from utils.data.responses import (
     Responses,
     answers_to,
@@ -52,43 +52,82 @@ class Request(NamedTuple):
     key: Key  # of `Metric.keys`, the same for all samples: verdicts on equal texts are equal
 
 
-class ScoreFile(StageFile):
-    """The scores of responses that are judged together: those of one file, or of two for a pairwise comparison.
+@dataclass(frozen=True)
+class JudgedDataset:
+    """The questions whose responses are judged. They are read when they are needed: never for a finished score file.
 
     Attributes:
-        responses: the contents of each response file.
-        questions: those to be judged, in the dataset's order; each has a response in each file.
-        metric: how they are judged.
+        strategy: the metric's name.
     """
 
+    path: str
+    task: Task
+    strategy: str
+    args: Arguments
+
+    @property
+    def metric(self) -> Metric:
+        return self.task.metrics[self.strategy]
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Return all records, with at most --num_contexts posts for a reward model and --shots scored responses."""
+        needs = self.metric.needs
+        records = read_questions(self.path, needs, self.args.num_contexts if self.strategy == "reward" else None)
+        if "shots" in needs:
+            records = [{**record, "shots": record["shots"][: self.args.shots]} for record in records]
+        return records
+
+    @cached_property
+    def questions(self) -> list[Record]:
+        """Return the questions that the command selects. Prints how many of their aspects lack text for the judge."""
+        args, metric = self.args, self.metric
+        questions = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
+        parts = [part for question in questions for part in metric.parts(question)] if metric.parts else []
+        if metric.judge and (incomplete := sum(not all(part) for part in parts)):
+            without = f"{incomplete} of {counted(len(parts), metric.unit)} without a text that the judge sees"
+            print(f"note: {self.path}: {without} (such as evidence or reason), judged without it", file=sys.stderr)
+        return questions
+
+
+class ScoreFile(StageFile):
+    """The scores of responses that are judged together: those of one file, or of two for a pairwise comparison."""
+
     unit = "verdicts"
+    knows_keys = True
 
     def __init__(
-        self,
-        path: str,
-        settings: dict[str, Any],
-        args: Arguments,
-        task: Task,
-        strategy: str,
-        records: list[Record],
-        questions: list[Record],
-        judged: list[tuple[str, Responses]],
-        describe: Describe,
+        self, dataset: JudgedDataset, addresses: list[str], path: str, settings: dict[str, Any], describe: Describe
     ):
-        """
-        Args:
-            strategy: the metric's name.
-            records: the whole dataset.
-            judged: path and content of each response file.
-        """
-        addresses, self.responses = map(list, zip(*judged, strict=True))
-        self.questions, self.metric = questions, task.metrics[strategy]
+        """`addresses`: the response files."""
         origins = list(map(origin_of, addresses))
-        super().__init__(path, settings, args, judged=addresses, answers=origins)
-        self._task, self._strategy, self._records, self._describe = task, strategy, records, describe
-        self._asked = {question["id"]: question for question in questions}
+        super().__init__(path, settings, dataset.args, judged=addresses, answers=origins)
+        self._dataset, self._addresses, self._describe, self.metric = dataset, addresses, describe, dataset.metric
         self._scored, self._sum = set(), 0.0  # ids of the questions with a score so far, and the sum of their scores
-        self.expect(place for question in questions for places in self.places(question) for place, _ in places)
+
+    @cached_property
+    def responses(self) -> list[Responses]:
+        """Return the content of each response file. Prints a note if only first responses are judged."""
+        contents = []
+        for address in self._addresses:
+            refuse_other_way(address, self._dataset.strategy, self.metric)
+            responses = as_read(read_responses(address, self._dataset.task), self.metric.reads)
+            if not self.args.allow_partial:
+                refuse_gaps(address)
+            if not self.args.samples and any(len(outputs) > 1 for outputs in responses.values()):
+                note = "only the first response to each question is judged"
+                note += "" if len(self._addresses) > 1 else "; --samples all judges every one"
+                print(f"note: {address}: {note}", file=sys.stderr)
+            contents.append(responses)
+        return contents
+
+    @cached_property
+    def questions(self) -> dict[str, Record]:
+        """Return the questions to be judged by id, in the dataset's order; each has a response in each file."""
+        questions, ids = self._dataset.questions, [record["id"] for record in self._dataset.records]
+        for address, responses in zip(self._addresses, self.responses, strict=True):
+            questions = match_responses(questions, responses, address, ids, self.args.allow_partial)
+        return {question["id"]: question for question in questions}
 
     def places(self, question: Record) -> list[list[tuple[Key, Key]]]:
         """Return the key of each piece of a question, with its key among `Metric.keys`, in a list per sample."""
@@ -101,7 +140,7 @@ class ScoreFile(StageFile):
         super().add(key, piece)
         if key[0] in self._scored or self.metric.score_of is None:
             return
-        question = self._asked[key[0]]
+        question = self.questions[key[0]]
         keys = self.metric.keys(question)  # of the first response's verdicts
         if any(key not in self.pieces for key in keys):
             return
@@ -115,10 +154,9 @@ class ScoreFile(StageFile):
         return f"{self._sum / len(self._scored):.3f} of {len(self._scored)}" if self._scored else ""
 
     def content(self) -> dict[str, Any]:
-        [first, *others] = self.responses
-        head = {} if others else carried(self.questions, first)
-        head |= self.metric.over_outputs(self.questions, first)
-        asked_ids = {question["id"] for question in self.questions}
+        [first, *others], questions = self.responses, [*self.questions.values()]
+        head = {} if others else carried(questions, first)
+        head |= self.metric.over_outputs(questions, first)
         samples = None
         if self.args.samples:
             samples = {
@@ -126,9 +164,10 @@ class ScoreFile(StageFile):
                     {key: self.pieces[place] for place, key in places if place in self.pieces}
                     for places in self.places(question)
                 ]
-                for question in self.questions
+                for question in questions
             }
-        scores = score_file(self._task, self._strategy, self._records, asked_ids, self.in_order(), samples, head)
+        task, strategy, records = self._dataset.task, self._dataset.strategy, self._dataset.records
+        scores = score_file(task, strategy, records, {*self.questions}, self.in_order(), samples, head)
         if not others:
             add_words(scores["per_question_scores"], first, bool(self.args.samples))
         return scores
@@ -145,7 +184,7 @@ class ScoreFile(StageFile):
         return {name: content[name] for name in COUNTS}
 
     def line(self, content: dict[str, Any], figures: Mapping[str, Any]) -> str:
-        line = self._describe(self._task, self.path, content, figures["tokens"], self.figures["answers"])
+        line = self._describe(self._dataset.task, self.path, content, figures["tokens"], self.figures["answers"])
         return line + describe_unfinished(figures.get(UNFINISHED_COUNT, 0)) + cost_in_words(figures)
 
 
@@ -247,38 +286,17 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
         raise UserError(f"{several}: a greedy judge always gives the same verdict; give a --temperature above 0")
 
 
-def read_systems(
-    args: Arguments,
-    task: Task,
-    strategy: str,
-    records: list[Record],
-    judge_settings: dict[str, Any],
-    describe: Describe,
-) -> list[ScoreFile]:
-    """Return the score files, with the responses to judge, which are checked against the dataset."""
-    metric = task.metrics[strategy]
-    selected = select_questions(records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
-    ids = [record["id"] for record in records]
-    shared = judge_settings | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(args.inputs_addr)}
+def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], describe: Describe) -> list[ScoreFile]:
+    """Return the score files of --score_addr; nothing is read yet but hashes."""
+    args, metric, strategy = dataset.args, dataset.metric, dataset.strategy
+    shared = settings_of_judge | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(dataset.path)}
     compares = metric.num_systems > 1
-    response_addrs = [args.response_addr] if compares else [[address] for address in args.response_addr]
+    systems = [args.response_addr] if compares else [[address] for address in args.response_addr]
     files = []
-    for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
-        judged, questions = [], selected
-        for address in addresses:
-            refuse_other_way(address, strategy, metric)
-            responses = as_read(read_responses(address, task), metric.reads)
-            judged.append((address, responses))
-            if not args.allow_partial:
-                refuse_gaps(address)
-            questions = match_responses(questions, responses, address, ids, args.allow_partial)
-            if not args.samples and any(len(outputs) > 1 for outputs in responses.values()):
-                note = "only the first response to each question is judged"
-                note += "" if compares else "; --samples all judges every one"
-                print(f"note: {address}: {note}", file=sys.stderr)
+    for addresses, score_addr in zip(systems, args.score_addr, strict=True):
         hashes = [file_hash(address) for address in addresses]
         settings = shared | {"responses": hashes if compares else hashes[0]}
-        files.append(ScoreFile(score_addr, settings, args, task, strategy, records, questions, judged, describe))
+        files.append(ScoreFile(dataset, addresses, score_addr, settings, describe))
     return files
 
 
@@ -297,35 +315,24 @@ def requests_to(files: list[ScoreFile], records: list[Record]) -> Iterator[tuple
     Verdicts on one response are adjacent, and so are responses to one question: in the judge's prompt, the aspect comes
     after the question and the response, so the engine computes the prefix that the prompts share only once.
     """
-    judged = [{question["id"] for question in file.questions} for file in files]
     return (
         (file, place, Request(record, answers_to(file.responses, record["id"], sample), key))
         for record in records
-        for file, ids in zip(files, judged, strict=True)
-        if record["id"] in ids
+        for file in files
+        if record["id"] in file.questions
         for sample, places in enumerate(file.places(record))
         for place, key in places
     )
 
 
-def note_incomplete(path: str, files: list[ScoreFile]) -> None:
-    """Print how many aspects lack a text that the judge's prompt shows, such as evidence."""
-    metric, questions = (
-        files[0].metric,
-        {question["id"]: question for file in files for question in file.questions},
-    )
-    if metric.judge is None or metric.parts is None:
-        return
-    parts = [part for question in questions.values() for part in metric.parts(question)]
-    if incomplete := sum(not all(part) for part in parts):
-        lacking = "a text that the judge sees (such as evidence or reason), judged without it"
-        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {lacking}", file=sys.stderr)
-
-
-def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
-    shown = {"num_contexts": args.num_contexts} if judge.gives_rewards else {}
+def settings_of_judge(args: Arguments, judge: JudgeModel, metric: Metric) -> dict[str, Any]:
+    settings = args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])}
+    if "shots" in metric.needs:
+        settings["shots"] = args.shots
+    if judge.gives_rewards:
+        settings["num_contexts"] = args.num_contexts
     if judge.gives_rewards and judge.is_local:
-        shown["dtype"] = judge.flags.dtype
+        settings["dtype"] = judge.flags.dtype
         if judge.folder.pads_with_end:
-            shown["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
-    return args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])} | shown
+            settings["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
+    return settings

@@ -27,13 +27,11 @@ class StageFile(MadeFile):
         stand_in: with --dry_run, the piece that is used in place of each piece that does not exist yet.
         stand_in_note: with --dry_run, the text that is printed if later stages are counted with stand-ins.
         many_calls: whether a method may make several calls for a piece.
-        knows_keys: whether the keys are the same whatever an earlier stage gives.
     """
 
     stand_in: Piece | None = None
     stand_in_note = ""
     many_calls = False
-    knows_keys = False
 
     def counts(self, content: Any) -> dict[str, int]:
         """Return counts for the manifest and the printed line."""
