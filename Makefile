@@ -124,6 +124,7 @@ bench: models ## compare the speed with simple baselines and the machine's limit
 	@.venv/bin/python tests/speed/training.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/training.json
 	@.venv/bin/python tests/speed/store.py --json_addr demo/benchmarks/store.json
+	@.venv/bin/python tests/speed/finished.py --json_addr demo/benchmarks/finished.json
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .

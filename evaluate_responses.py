@@ -144,7 +144,7 @@ def prepare(args: cli.Arguments) -> Stage:
 
     dataset = JudgedDataset(args.inputs_addr, task, strategy, args)
     model = choose_judge(args, metric.judge) if metric.judge else None
-    files = score_files(dataset, settings_of_judge(args, model, metric) if model else {}, describe_scores)
+    files = score_files(dataset, settings_of_judge(args, model) if model else {}, describe_scores)
     return Stage(task, requests, judge if model else compute, files, {"judge": model} if model else {})
 
 

@@ -28,24 +28,19 @@ class Source:
         undated: of these, the number of posts without a date.
         num_texts: the number of questions and posts in the whole dataset.
         by_date: whether the ranker uses dates.
-        has_other_words: whether BM25 reads a text otherwise than in earlier versions.
     """
 
     def __init__(self, args: argparse.Namespace):
         """Check the dataset; UserError if it is invalid, or --other_profile cannot swap its profiles."""
-        from retrieval.rankers import has_other_words
-
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
-        self._unit, self.has_other_words = args.unit, False
+        self._unit = args.unit
         for record in self.dataset.scan(needs=["profile"]):
             record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
             undated.append(dates_of(self.dataset.task, record).count(None))
             users.append(user_of(self.dataset.task, record))
-            if args.ranker == "bm25" and not self.has_other_words:
-                self.has_other_words = any(map(has_other_words, texts_of(self.dataset.task, record)))
             if "profile_owner" in record:
                 swapped.append(record["id"])
         # For each question, the number of the question whose profile it gets; None: it gets an empty one.

@@ -29,7 +29,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import BY_WORDS, FULL_LENGTH, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
+from retrieval import FULL_LENGTH, WITH_ENCODER, WITHOUT_TEXTS, WORDS_VERSION
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
@@ -51,12 +51,13 @@ from utils.base.cli import (
     set_up_logging,
 )
 from utils.base.errors import UserError, counted, named, run_script
-from utils.base.made import Key, MadeFile
+from utils.base.made import MadeFile
 from utils.base.manifest import file_hash, noted_settings, read_manifest
 from utils.base.progress import Progress, announce_file
 from utils.benchmarks.checks import Record
 from utils.benchmarks.personamem.contexts import UNITS, reordered
 from utils.benchmarks.task import Task
+from utils.data.datasets import read_task
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.loading import check_tokens
@@ -129,16 +130,15 @@ class RankedFile(MadeFile):
     """A dataset with its profiles in order; a piece is the order of a question's profile."""
 
     unit = "questions"
+    knows_keys = True
 
-    def __init__(self, source: Source, args: Arguments, settings: dict[str, Any], keys: list[Key]):
-        super().__init__(args.output_dataset_addr, settings, args, keys, dataset=args.input_dataset_addr)
-        self._source = source
+    def __init__(self, args: Arguments, settings: dict[str, Any]):
+        super().__init__(args.output_dataset_addr, settings, args, dataset=args.input_dataset_addr)
 
-    def content(self) -> Iterator[Record]:
-        for number in range(len(self.keys)):
-            record = self._source.read(number)
-            order = self.pieces[record["id"],]["value"]
-            yield {**record, "profile": reordered(record["profile"], order, Path(self.path))}
+    def ranked(self, source: Source) -> Iterator[Record]:
+        for number, key in enumerate(self.keys):
+            record = source.read(number)
+            yield {**record, "profile": reordered(record["profile"], self.pieces[key]["value"], Path(self.path))}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -149,31 +149,31 @@ def main(argv: list[str] | None = None) -> int:
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     if args.other_profile == "similar" and args.ranker not in SIMILAR:
         raise UserError(f"--other_profile similar: needs --ranker {' or '.join(SIMILAR)}, which compares texts")
-    output, source = Path(args.output_dataset_addr), Source(args)
+    output, task = Path(args.output_dataset_addr), read_task(args.input_dataset_addr)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
-    task = source.dataset.task
-    settings = settings_of_ranking(args, task, pooling)
-    settings |= {"words": WORDS_VERSION} if source.has_other_words else {}
-    keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
+    ranked = RankedFile(args, settings := settings_of_ranking(args, task, pooling))
+    ranked.is_finished()
+    kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings and not args.dry_run else None
+    is_kept = kept is None or (kept.folder.exists() and "texts_kept" in (read_manifest(output) or {}).get("counts", ()))
+    if ranked.finished and is_kept and not args.dry_run:
+        ranked.report_finished()
+        return 0
+    source = Source(args)
+    ranked.expect((question_id,) for question_id in source.dataset.ids[: args.limit])
+    ranked.is_finished()
     task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
-    ranked = RankedFile(source, args, settings, keys)
-    ranked.is_finished()
     if args.dry_run:
         check_embedder(args, source, task_as_read, pooling)
         count_items(args, source, settings["use_date"])
-        print_dry_run(args, source, len(keys), pooling)
-        return 0
-    kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
-    if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
-        ranked.report_finished()
+        print_dry_run(args, source, len(ranked.keys), pooling)
         return 0
     # Not named after the encoder, which may have several names.
     store = ModelStore(output.parent / "orders", args.ranker, settings)
     with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
         ranked.open()
         store.check_writable()
-        counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
+        counts = {"questions": len(ranked.keys), **count_items(args, source, settings["use_date"])}
         device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
         if args.other_profile == "similar":  # only now are the profiles known
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"note: {output}: {counted(empty, 'question')} without a profile, because {why}", file=sys.stderr)
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-        ranked.finish(ranked.content(), device, counts=counts)
+        ranked.finish(ranked.ranked(source), device, counts=counts)
     posts = named(counts["posts"], task.item_words)
     print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
     return 0
@@ -209,8 +209,7 @@ def order_all(
         stored = store.get(id_hash(*key))
         if stored is not None and args.other_profile == "similar":
             source.give(number, number_of.get(stored["owner"]))
-        # Earlier versions did not store whether words are shared.
-        if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
+        if stored is not None:
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
     left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records = map(source.read, left)
@@ -333,7 +332,7 @@ def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
-    settings |= {"use_date": uses_dates(args, task)}
+    settings |= {"use_date": uses_dates(args, task)} | ({"words": WORDS_VERSION} if args.ranker == "bm25" else {})
     # Rankers without an encoder have always had the default length among their settings.
     settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
     if not (args.other_profile or args.ranker == "random"):

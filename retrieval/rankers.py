@@ -30,7 +30,6 @@ _CHARACTER = regex.compile(r"\X")  # a letter with its marks
 # Normalized: full and half width forms, decomposed Hangul, and voicing marks that are not composed with their kana.
 _WIDE = rf"[{_CJK}\uff00-\uffef\u3099\u309a]"
 _NORMALIZED = regex.compile(rf"(?V1){_WIDE}+")
-_BEYOND_RUNS = regex.compile(rf"(?V1){_WIDE}|{_UNSPACED}|{_MARK}|{_SYMBOLS}")
 Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
 
 
@@ -51,11 +50,6 @@ def words_of(text: str) -> list[str]:
         elif word not in stop_words:
             words.append(word)
     return words
-
-
-def has_other_words(text: str) -> bool:
-    """Return whether `words_of` may give other words than version 1: plain runs of two or more letters and digits."""
-    return _BEYOND_RUNS.search(text) is not None
 
 
 @cache

@@ -107,20 +107,10 @@ class Searched:
     def _digest(self) -> "hashlib._Hash":
         return hashlib.sha256(json.dumps(self.texts).encode())
 
-    @cached_property
-    def _has_other_words(self) -> bool:
-        from retrieval.rankers import has_other_words
-
-        return any(map(has_other_words, self.texts))
-
-    def key(self, query: str, by_words: bool) -> str:
-        """Return the store's key for the order of this profile's items by a query, which compares words or not."""
-        from retrieval.rankers import has_other_words
-
+    def key(self, query: str) -> str:
+        """Return the store's key for the order of this profile's items by a query."""
         digest = self._digest.copy()
         digest.update(json.dumps(query).encode())
-        if by_words and (self._has_other_words or has_other_words(query)):
-            digest.update(json.dumps({"words": WORDS_VERSION}).encode())
         return digest.hexdigest()[:KEY_DIGITS]
 
     @cached_property
@@ -156,8 +146,9 @@ class Search:
         self._task = with_dates(task) if use_date else task
         self._name = Path(args.model_name).name if self._is_dense else "bm25"
         encoder = self._find_encoder() if self._is_dense else {}
-        self.settings = {"search": args.search, "use_date": use_date} | encoder
-        self.store = ModelStore(args.completions, f"search-{self._name}", {"search": args.search} | encoder)
+        ranker = {"search": args.search} | (encoder or {"words": WORDS_VERSION})
+        self.settings = ranker | {"use_date": use_date}
+        self.store = ModelStore(args.completions, f"search-{self._name}", ranker)
         self.store.server = SERVER.format(self._name)
         self._embedding, self._beside = encoder | {"dtype": DTYPE}, Path(dataset).parent / "embeddings"
         self._encoder: Encoder | None = None
@@ -225,7 +216,7 @@ class Search:
             query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
         if not searched.texts:
             return [], True
-        key, args = searched.key(query, not self._is_dense), self._args
+        key, args = searched.key(query), self._args
         stored = self.store.get(key)
         if stored is not None and (self._is_dense or "shares_words" in stored):  # earlier versions did not store it
             return stored["order"], stored.get("shares_words", True)

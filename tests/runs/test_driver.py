@@ -13,9 +13,11 @@ from api_server import Reply, default_reply, serve
 import baselines
 import evaluate_responses
 import planpers
+from retrieval import rank_dataset
 from utils.base.cli import prepare_run
 from utils.base.errors import UserError
 from utils.base.manifest import read_manifest
+from utils.data.datasets import DatasetFile
 from utils.generation import chat
 from utils.runs import runner
 
@@ -122,6 +124,32 @@ def test_planpers_without_plans_and_store_pays_nothing_unasked(server, api, tmp_
         with pytest.raises(UserError, match=r"is gone; it had the completions of .*/answers.json, which"):
             planpers.main([*words, *more])
     assert len(server.requests) == before and planpers.main([*words, "--overwrite"]) == 0
+
+
+def test_a_finished_command_reads_no_dataset(server, api, tmp_path, monkeypatch, capsys):
+    ranked, plans, scores = (tmp_path / name for name in ("ranked.json", "planpers.json", "scores.json"))
+    planner = ["--planner_model", "p", "--planner_base_url", server.url, "--planner_api_key_addr", tmp_path / "key.txt"]
+    commands = [
+        (rank_dataset, ["--ranker", "bm25", "--input_dataset_addr", SAMPLE, "--output_dataset_addr", ranked]),
+        (planpers, [*api, "--model_addr", "m", *planner, "--inputs_addr", ranked, "--output_addr", plans]),
+        (evaluate_responses, [*api, "--evaluator_llm", "j", "--inputs_addr", ranked, "--response_addr", plans]),
+    ]
+    commands[-1][1].extend(["--score_addr", scores])
+    for script, words in commands:
+        assert script.main(list(map(str, words))) == 0
+    capsys.readouterr()
+
+    def read(*_, **__):
+        pytest.fail("it is read")
+
+    monkeypatch.setattr(DatasetFile, "scan", read)
+    monkeypatch.setattr("utils.data.responses.read_json", read)
+    for script, words in commands:
+        assert script.main(list(map(str, words))) == 0
+    assert capsys.readouterr().out.count("already finished") == 4
+    # Other questions are noticed although the dataset is the same.
+    with pytest.raises(pytest.fail.Exception):
+        evaluate_responses.main([*map(str, commands[-1][1]), "--limit", "2"])
 
 
 def test_a_judge_begins_before_all_prompts_are_rendered(server, api, tmp_path, monkeypatch):

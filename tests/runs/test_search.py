@@ -1,7 +1,6 @@
 """ask.search: a method's own queries, by shared words or by an encoder."""
 
 import asyncio
-import hashlib
 import json
 import random
 import shutil
@@ -20,7 +19,7 @@ from tiny_encoder import save_tiny_encoder
 import baselines
 from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
-from retrieval.search import Search, Searched
+from retrieval.search import Search
 from utils import batch
 from utils.base.errors import UserError
 from utils.base.manifest import file_hash, read_manifest
@@ -510,19 +509,3 @@ def test_nothing_is_said_where_words_are_shared_or_not_compared(runs, dense, tmp
     empty = write_posts(tmp_path / "empty.json", "", "")
     runs.run(dataset=empty, output=tmp_path / "empty_answers.json")
     assert "shared word" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("query", "text", "is_same"),
-    [
-        ("Which stove?", "My basil died — naïve me.", True),
-        ("Which stove?", "I write C# daily.", False),
-        ("薄荷", "My basil died.", False),
-    ],
-)
-def test_orders_of_plain_texts_keep_their_keys(query, text, is_same):
-    record = {"id": "q", "question": "q", "profile": [{"text": text}]}
-    searched = Searched(record, task_of("", [record]))
-    before = hashlib.sha256(json.dumps([text]).encode() + json.dumps(query).encode()).hexdigest()[:32]
-    assert searched.key(query, by_words=False) == before
-    assert (searched.key(query, by_words=True) == before) is is_same

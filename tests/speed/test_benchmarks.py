@@ -3,6 +3,7 @@
 import json
 
 import engine
+import finished
 import pytest
 import ranking
 import store
@@ -25,6 +26,10 @@ def test_ranking(tmp_path):
 
 def test_the_store(tmp_path):
     assert figures_of(store, tmp_path, "--num_completions", 10).keys() == {"written", "indexed", "looked up", "memory"}
+
+
+def test_finished_commands(tmp_path):
+    assert figures_of(finished, tmp_path, "--num_questions", 3).keys() == {"ranking", "answering", "scoring"}
 
 
 def test_training(tmp_path):

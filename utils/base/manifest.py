@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.base.errors import UserError, is_first_process
+from utils.base.json_files import check_readable
 from utils.base.progress import LARGE
 from utils.base.writing import check_regular, delete_leftovers, naming, real_path, replacing, write_json
 
@@ -244,7 +245,7 @@ def _git_commit() -> str | None:
 
 def file_hash(path: str | Path) -> str:
     """Return the SHA-256 of a file in hex; UserError if the file does not exist, or is not regular (such as a pipe)."""
-    check_regular(Path(path))
+    check_readable(Path(path))
     if not Path(path).exists():
         raise UserError(f"{path}: no such file")
     with naming(path), open(path, "rb") as file:

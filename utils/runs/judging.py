@@ -290,6 +290,7 @@ def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], descr
     """Return the score files of --score_addr; nothing is read yet but hashes."""
     args, metric, strategy = dataset.args, dataset.metric, dataset.strategy
     shared = settings_of_judge | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(dataset.path)}
+    shared |= {"shots": args.shots} if "shots" in metric.needs else {}
     compares = metric.num_systems > 1
     systems = [args.response_addr] if compares else [[address] for address in args.response_addr]
     files = []
@@ -325,10 +326,8 @@ def requests_to(files: list[ScoreFile], records: list[Record]) -> Iterator[tuple
     )
 
 
-def settings_of_judge(args: Arguments, judge: JudgeModel, metric: Metric) -> dict[str, Any]:
+def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     settings = args.settings() | {"judge": judge.identity, "prompt": digests([judge.prompt])}
-    if "shots" in metric.needs:
-        settings["shots"] = args.shots
     if judge.gives_rewards:
         settings["num_contexts"] = args.num_contexts
     if judge.gives_rewards and judge.is_local:
