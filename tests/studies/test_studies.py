@@ -680,7 +680,12 @@ def test_a_dry_run_names_the_steps_that_make_what_is_missing(trained, tmp_path):
 
 
 def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
-    done = study("grasp", DRY_RUN=1, **trained | {"DATA": tmp_path / "nothing"})
+    """At the end each once, with the number of steps that have it, also a model that only waiting steps need."""
+    lacking = {"DATA": tmp_path / "nothing", "JUDGE": "no/judge", "JUDGE_FLAGS": "", "HF_HUB_OFFLINE": 1}
+    done = study("grasp", DRY_RUN=1, **trained | lacking)
+    reasons = re.findall(r"\n\d+ step\(s\): (.*)", done.stderr)
+    assert len(reasons) == len(set(reasons)) and reasons[-1].startswith("no/judge: no such folder")
+    assert f"{tmp_path}/nothing/{SOCIETY}_train.json: no such file" in reasons
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
     assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout

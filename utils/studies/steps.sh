@@ -7,7 +7,7 @@
 # A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
 # resumes it. The environment may have these variables:
 #   DRY_RUN=1                   run each command with --dry_run, unless its inputs are not made yet; continue if it finds a
-#                               mistake, and print the sum of all counts at the end
+#                               mistake, and print the sum of all counts, and each mistake once, at the end
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; SBATCH has sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
@@ -21,7 +21,10 @@ declare -A own=()  # the file of each method of one's own, by name
 tables=()          # files that the study prints at its end
 declare -A makers=() # in a dry run, the step that makes each file or folder
 makes='--output_dataset_addr --output_dir --link_addr --output_addr --worst_addr --score_addr'
-mistakes=0 waiting=0 counted='' # of a dry run: whether it found a mistake, steps not counted, file of what others print
+# In a dry run: the errors and the number of steps with each, the number of steps that wait for others, the number that
+# use each local model, and the file of what the others print
+errors=() waiting=0 counted=''
+declare -A num_steps=() models=()
 [ -z "${DRY_RUN-}" ] || counted=$(mktemp)
 trap finish EXIT
 
@@ -29,9 +32,9 @@ finish() {
     local code=$?
     if [ -n "$counted" ]; then
         [ "$code" -gt 128 ] || sum_up
-        rm "$counted"
+        rm -f "$counted" "$counted.errors"
     fi
-    [ "$code" != 0 ] || [ "$mistakes" = 0 ] || code=2
+    [ "$code" != 0 ] || [ "${#errors[@]}" = 0 ] || code=2
     [ "$code" != 0 ] || [ -n "$counted" ] || show_tables
     exit "$code"
 }
@@ -50,6 +53,20 @@ sum_up() { # add up the totals that utils/runs/driver.py prints
             if (is_priced && !is_open) printf ", %.4f to %.4f USD without retries", prompts, most
             print waiting ? "; steps that wait for others, not counted: " waiting : ""
         }' "$counted"
+    check_models_of_waiting
+    local error
+    for error in "${errors[@]}"; do printf '\n%d step(s): %s\n' "${num_steps[$error]}" "$error" >&2; done
+}
+
+check_models_of_waiting() { # note an error for each model that only waiting steps use and this machine lacks
+    local model error
+    for model in "${!models[@]}"; do
+        [[ $'\n'${errors[*]/#/$'\n'} != *$'\n'"$model: "* ]] || continue
+        error=$(python -c 'import sys
+from utils.models.model_folder import ModelFolder
+from utils.base.errors import run_script
+run_script(lambda: ModelFolder(sys.argv[1]).checked() and 0)' "$model" 2>&1 >/dev/null) || note_error "$error" "${models[$model]}"
+    done
 }
 
 show_tables() {
@@ -91,6 +108,9 @@ count() { # NAME COMMAND...: make a dry run, if the command has one and no file 
         [[ ${made##*/} != @(best|last) ]] || made=${made%/*} # in the folder that a step makes
         [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # noted once: later steps may read it with the same flag
         maker=${makers[$made]-$name}
+        if [ "$maker" = "$name" ] && [[ $flag == --@(model_addr|planner_model|evaluator_llm) ]]; then
+            [[ " $* " == *" --openai "* ]] || models[$word]=$((${models[$word]-0} + 1))
+        fi
         if [ "$maker" != "$name" ] && [ ! -e "$word" ] && [[ "$missing," != *" $maker,"* ]]; then
             missing+="${missing:+,} $maker"
         fi
@@ -100,10 +120,17 @@ count() { # NAME COMMAND...: make a dry run, if the command has one and no file 
         echo "waits for$missing: not counted"
         waiting=$((waiting + 1))
     else
-        "$@" --dry_run | tee -a "$counted" || code=$?
+        { "$@" --dry_run 2>&1 >&3 | tee "$counted.errors" >&2; } 3>&1 | tee -a "$counted" || code=$?
         [ "$code" -le 128 ] || exit "$code" # interrupted
-        [ "$code" = 0 ] || mistakes=1
+        [ "$code" = 0 ] || note_error "$(<"$counted.errors")"
     fi
+}
+
+note_error() { # TEXT [NUMBER]: note that a step, or a NUMBER of them, has the last error in what it printed
+    local text=${1##*$'\n'error: }
+    text=${text#error: }
+    [ -n "${num_steps[$text]-}" ] || errors+=("$text")
+    num_steps[$text]=$((${num_steps[$text]-0} + ${2-1}))
 }
 
 draw() { # like `step`, for a script without --dry_run
