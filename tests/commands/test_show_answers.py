@@ -142,7 +142,8 @@ def test_a_running_command_shows_its_answers_so_far(tmp_path, capsys):
 
 METHOD = """
 async def answer(record, ask):
-    summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=await ask.search(record["question"], 2))
+    posts = await ask.search(record["question"], 2)
+    summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=posts)
     return await ask("Answer {question} for a user who cares about {summary}", summary=summary)
 """
 
