@@ -236,6 +236,8 @@ def test_the_name_says_which_file_is_written(score_file, tmp_path):
 
 LONG = [f"A method with a long name, its planner distilled from a larger model, {i}" for i in range(7)]
 LONG += ["a_name_without_any_space_in_it_that_is_longer_than_a_line_of_the_legend"]
+TWO, PAPERS = ["PlanPers", "RAG"], ["rpg", "diy", "law"]  # a community of each category
+OWN = ["Photography & film", "Gardening", "Relationships and family", "Home improvement", "Sports", "Astronomy"]
 
 
 @pytest.fixture
@@ -279,10 +281,7 @@ def figures_with(names, groups, score_file, drawn, tmp_path):
         yield training_figure(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("names", "groups"),
-    [(["PlanPers", "RAG"], ["rpg", "diy", "law"]), (LONG, ["rpg", "diy", "law"]), (["PlanPers", "RAG"], ["rpg"])],
-)
+@pytest.mark.parametrize(("names", "groups"), [(TWO, PAPERS), (LONG, PAPERS), (TWO, PAPERS[:1]), (LONG, OWN)])
 def test_each_figure_fits_a_paper(names, groups, score_file, drawn, lines_of, tmp_path):
     """It is one or two columns wide, its text is 7 to 9 points, and no line of text is cut off or on another one."""
     for figure in figures_with(names, groups, score_file, drawn, tmp_path):

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from utils.base.errors import plural
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-COLUMN_BARS, LEVEL_BARS = 8, 18  # figure 3: most bars in a column, and with horizontal numbers in a page's width
+COLUMN_BARS, LEVEL_BARS, ROW_BARS = 8, 18, 44  # figure 3: most bars in a column, with horizontal numbers, and in a row
+ROW_GROUPS = 6  # figure 3: most groups in a row
 COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
 SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
 COMMUNITY_HEIGHT, COMMUNITY_WIDTH = 0.135, 1.9  # inches: one row of figure 5, and the names beside its panels
-LONG_WORD = 0.85  # inches: figure 3's longest line below the bars of a column; of neighbors, only one has such a word
+LONG_WORD, COLUMN_LETTERS = 0.85, 24  # figure 3: inches of a long word, and most letters of two neighbors in a column
 Points = list[tuple[float, float | None]]  # positions on the axis, with their values
 
 
@@ -113,28 +115,38 @@ def systems_figure(systems: list[System]) -> "Figure":
     """
     means = list(map(column_means, systems))
     groups = [group for group in means[0] if any(row[group] is not None for row in means)]
-    num_bars = len(systems) * len(groups)
-    width = COLUMN if num_bars <= COLUMN_BARS else PAGE
-    is_level = num_bars <= LEVEL_BARS
-    figure = new_figure(width, 2.5)
-    panel = figure.subplots()
-    rows = [[row[group] for group in groups] for row in means]
-    bars = [draw_system(panel, row, i, len(rows), 0 if is_level else 90) for i, row in enumerate(rows)]
-    ends = [(means[0][group], means[-1][group]) for group in groups]
-    percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
-    room = LONG_WORD if width == COLUMN else 0.8 * width / len(groups)
-    labels = [f"{percent}\n{wrapped(group, room)}" for percent, group in zip(percents, groups, strict=True)]
-    panel.set_xticks(range(len(groups)), labels)
-    panel.set_xlim(-0.5, len(groups) - 0.5)
-    panel.grid(axis="y")
-    panel.tick_params(axis="x", length=0)
+    num_rows = math.ceil(len(groups) / min(ROW_GROUPS, ROW_BARS // len(systems)))
+    size = math.ceil(len(groups) / num_rows)
+    num_bars = len(systems) * size
+    width = COLUMN if num_bars <= COLUMN_BARS and fit_in_column(groups) else PAGE
+    is_level = num_bars <= LEVEL_BARS or width == COLUMN
+    figure = new_figure(width, 0.8 + 1.7 * num_rows)
+    panels = figure.subplots(num_rows, sharey=True, squeeze=False)[:, 0]
     highest = max(row[group] or 0 for row in means for group in groups)
-    panel.set_ylim(0, (1.15 if is_level else 1.25) * highest or 1)  # room for the numbers
-    panel.set_ylabel(score_label(systems[0].metric))
+    panels[0].set_ylim(0, (1.15 if is_level else 1.25) * highest or 1)  # room for the numbers
+    room = LONG_WORD if width == COLUMN else 0.8 * width / size
+    for number, panel in enumerate(panels):
+        shown = groups[number * size : (number + 1) * size]
+        rows = [[row[group] for group in shown] for row in means]
+        bars = [draw_system(panel, row, i, len(rows), 0 if is_level else 90) for i, row in enumerate(rows)]
+        ends = zip(rows[0], rows[-1], strict=True)
+        percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
+        labels = [f"{percent}\n{wrapped(group, room)}" for percent, group in zip(percents, shown, strict=True)]
+        panel.set_xticks(range(len(shown)), labels)
+        panel.set_xlim(-0.5, size - 0.5)
+        panel.grid(axis="y")
+        panel.tick_params(axis="x", length=0)
+        panel.set_ylabel(score_label(systems[0].metric))
     last, first = (wrapped(system.name, LABEL, lines=1) for system in (systems[-1], systems[0]))
     add_caption(figure, f"%: {last}, relative to {first}")
     add_legend(figure, bars, [system.label for system in systems])
     return figure
+
+
+def fit_in_column(groups: list[str]) -> bool:
+    """Return whether the names of neighboring groups do not touch below the bars of a column."""
+    lengths = [max(map(len, wrapped(group, LONG_WORD).split("\n"))) for group in groups]
+    return all(one + other <= COLUMN_LETTERS for one, other in pairwise(lengths))
 
 
 def draw_system(
