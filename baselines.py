@@ -37,7 +37,7 @@ from utils.runs.answers import (
 )
 from utils.runs.ask import Ask
 from utils.runs.driver import run_stages
-from utils.runs.own_method import add_method_arguments, answer_by_method
+from utils.runs.own_method import add_method_arguments, stage_of_method
 from utils.runs.stage import Stage
 
 
@@ -63,11 +63,13 @@ def build_parser() -> cli.FlagParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     args = cli.prepare_run(args, args.output_addr, args.inputs_addr)
-    return answer_by_method(args) if args.method else run_stages(prepare(args), args)
+    return run_stages(prepare(args), args)
 
 
 def prepare(args: cli.Arguments) -> list[Stage]:
     """Return a stage for each dataset."""
+    if args.method:
+        return [stage_of_method(args)]
     most_items = args.num_contexts if args.rag else None
     datasets = read_datasets(args, lambda task: task.asked_fields(args), most_items, args.asking)
     task = datasets[0].task

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from api_server import serve
 
+from utils import batch
 from utils.benchmarks.lampqa.task import TASK
 from utils.data.datasets import read_dataset
 from utils.generation.chat import VERDICT_TOKENS
@@ -36,7 +37,9 @@ def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
         ["/bin/sh", "-eu", "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""}
     )
     found = [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
-    return [words[words[0] == "utils/batch.py" :] for words in found]  # which runs the command that follows
+    # utils/batch.py and utils/show_answers.py take a command
+    starts = [next((place for place, word in enumerate(words) if word in batch.COMMANDS), 0) for words in found]
+    return [words[start:] for words, start in zip(found, starts, strict=True)]
 
 
 def parser_of(script: str):

@@ -1,4 +1,4 @@
-"""Draw a figure of the paper, scores by group, best of N, or a training run, as a PNG and a PDF.
+"""Draw a figure of the paper, scores by group, best of N, or a training run, for a column or the width of a paper.
 
   python utils/make_figures.py --figure 2 --system 0 k0_scores.json --system 10 k10_scores.json --output_addr figure2
   python utils/make_figures.py --figure 3 --system PlanPers planpers_scores.json \\
@@ -36,8 +36,18 @@ from utils.data.responses import read_responses
 from utils.data.scores import metric_behind, read_rewards, read_sample_scores
 from utils.show import paper_figures
 from utils.show.dataset_counts import read_columns
-from utils.show.figure_style import MARKERS, figure_style, new_figure, render_figure, score_label, tidy
-from utils.show.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
+from utils.show.figure_style import (
+    COLUMN,
+    KINDS,
+    MARKERS,
+    SMALL_TEXT,
+    figure_style,
+    new_figure,
+    render_figure,
+    score_label,
+    wrapped,
+)
+from utils.show.paper_figures import MOST_EVALUATORS, Evaluator, best_of_n_figure, communities_figure
 from utils.tables.best_of_n import make_curve, shares_of_headroom
 from utils.tables.columns import interval_words, points_of
 from utils.tables.notes import notes_on, print_notes
@@ -53,24 +63,26 @@ SOURCES = {  # the input flags of each figure
     "best_of_n": ("--response_addr", "--score_addr", "--system"),
 }  # fmt: skip
 LARGEST_K = 9_999
-NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
+NUM_SYSTEMS = {"2": (2, LARGEST_K), "16": (2, LARGEST_K), "3": (2, len(MARKERS))}
+NUM_SYSTEMS |= dict.fromkeys(("groups", "best_of_n"), (1, len(MARKERS)))
 # By field of training_log.jsonl: the panel's number from the top, its axis label, the limits of its axis (None: as the
 # values need), and the curve's style.
 ANY, FROM_0, SHARE = (None, None), (0, None), (0, 1)
 TRAINED = {"color": "0.6", "linewidth": 0.8}
-EVALUATED = {"color": "black", "marker": "s", "clip_on": False}  # a marker at 0 stands on the axis
+EVALUATED = {"color": "black", "marker": "s", "markersize": 3, "linewidth": 1.2}
+EVALUATED |= {"clip_on": False}  # a marker at 0 stands on the axis
 CURVES = {
     "loss": (0, None, ANY, {"label": "training", **TRAINED}),
-    "eval_loss": (0, None, ANY, {"label": "validation", "color": "black", "marker": "o"}),
+    "eval_loss": (0, None, ANY, {"label": "validation", **EVALUATED, "marker": "o"}),
     "eval_aspect_recall": (1, "aspect recall (0 to 1)", SHARE, EVALUATED),
     "eval_score": (1, "metric in validation", FROM_0, EVALUATED),
     "rewards/margins": (1, "reward margin, best over worst", ANY, TRAINED),
-    "rewards/accuracies": (2, "best ahead of worst\n(share of pairs)", SHARE, TRAINED),
+    "rewards/accuracies": (2, "best ahead of worst (share of pairs)", SHARE, TRAINED),
 }
 LOSSES = {  # the loss's axis label, by --objective; a planner has none
     "dpo": "DPO loss per pair (nats)",
     "distill": "KL divergence per sampled token (nats)",
-    "grpo": "GRPO loss of a step\n(sum / mean tokens per step)",  # a step with more tokens than the others counts more
+    "grpo": "GRPO loss of a step (sum / mean tokens per step)",  # a step with more tokens than the others counts more
 }
 LARGEST = 1e30  # far beyond any loss, and small enough for an axis
 
@@ -90,7 +102,8 @@ def build_parser() -> cli.FlagParser:
     add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
-    add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
+    add("--output_addr", required=True, metavar="FILE",
+        help="path of the figure, with .pdf, .svg or .png; without one of these, a PNG and a PDF are written")
     # fmt: on
     add_board_arguments(parser.add_argument_group("figures 2, 3, 16 and groups (--by: groups only)"))
     add_overwrite_argument(parser)
@@ -124,10 +137,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def output_files(address: str) -> dict[Path, str]:
-    """Return the PNG and PDF paths to write, with their kinds."""
+    """Return the paths to write, with their kinds: the one that the address names, or else PNG and PDF."""
     path = Path(address)
-    name = path.stem if path.suffix.lower() in (".png", ".pdf") else path.name
-    return {path.with_name(f"{name}.{kind}"): kind for kind in ("png", "pdf")}
+    if (kind := path.suffix.lower().removeprefix(".")) in KINDS:
+        return {path: kind}
+    return {path.with_name(f"{path.name}.{kind}"): kind for kind in ("png", "pdf")}
 
 
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
@@ -136,11 +150,11 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return training_figure(args.training_dir), []
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
-    if args.figure == "best_of_n":
-        return curves_of(args)
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
     check_names(args.figure, [one_line(name) for name, *_ in args.system])
+    if args.figure == "best_of_n":
+        return curves_of(args)
     systems, notes = read_scored(args)
     metric = systems[0].metric
     if args.figure == "groups":
@@ -150,8 +164,8 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "3":
         return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
-    bars = f"95% {interval_words(systems[0])}"
-    bars += "".join(f"\nk = {system.name}: {system.excluded}" for system in systems if system.excluded)
+    bars = [f"bars: 95% {interval_words(systems[0])}"]
+    bars += [f"k = {system.name}: {system.excluded}" for system in systems if system.excluded]
     return paper_figures.posts_figure(dict(sorted(points.items())), metric, bars), notes
 
 
@@ -251,16 +265,17 @@ def training_figure(folder: str) -> "Figure":
         raise UserError(f"{folder}/training_log.jsonl: has no loss yet; try again after the first logged step")
     objective = folder_settings(folder).get("objective")
     count = 1 + max(CURVES[name][0] for name in log)
-    figure = new_figure(8, 4 + 2.4 * (count - 1))
+    figure = new_figure(COLUMN, 0.6 + 1.4 * count)
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for name, values in log.items():
         number, axis, limits, style = CURVES[name]
         dot = {"marker": "."} if len(values) == 1 else {}  # a line through one point shows nothing
         panels[number].plot(list(values), list(values.values()), **{**dot, **style})
-        panels[number].set_ylabel(axis or LOSSES.get(objective, "cross-entropy per target token (nats)"))
-        tidy(panels[number], "both")
+        label = axis or LOSSES.get(objective, "cross-entropy per target token (nats)")
+        panels[number].set_ylabel(wrapped(label, 1.35), fontsize=SMALL_TEXT)
+        panels[number].grid()
         panels[number].set_ylim(*limits)
-    panels[0].legend(frameon=False)
+    panels[0].legend()
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
     if len(steps := {step for values in log.values() for step in values}) == 1:
         panels[-1].set_xticks([*steps])  # else the axis has fractions of a step

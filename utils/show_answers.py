@@ -3,23 +3,34 @@
 python utils/show_answers.py --inputs_addr test.json --response_addr rag.json
 python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json --worst
 python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --ids 101 102
+python utils/show_answers.py --num_questions 5 baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag \\
+    --inputs_addr test.json --output_addr rag.json
+
+The last form is for a command of baselines.py or planpers.py that is still running, or was stopped. It prints the
+answers so far from the store, on any machine that has the command's files; it needs neither GPU nor API key.
 """
 
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, first_five, printable, quote
+from utils.base.errors import UserError, counted, first_five, printable, quote
 from utils.benchmarks import task_of
+from utils.benchmarks.checks import Record
 from utils.benchmarks.lampqa.aspects import in_words
 from utils.data.datasets import read_dataset
-from utils.data.responses import read_responses, refuse_other_questions
+from utils.data.responses import Responses, read_responses, refuse_other_questions
 from utils.data.scores import Entry, metric_behind, read_scores, refuse_scores_of_others
+from utils.runs.runner import make_pieces
+from utils.runs.stage import models_of
 from utils.runs.trace import read_turns
 
+COMMANDS = ("baselines.py", "planpers.py")
 WIDTH = 100  # characters per line
 
 
@@ -45,25 +56,68 @@ def build_parser() -> cli.FlagParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    start = next((place for place, word in enumerate(words) if word in COMMANDS), len(words))
+    if start < len(words):
+        show_so_far(words[:start], words[start], words[start + 1 :])
+        return 0
+    args = build_parser().parse_args(words)
     records = read_dataset(args.inputs_addr)
-    questions = {record["id"]: record["question"] for record in records}
     responses = read_responses(args.response_addr, task_of(args.inputs_addr, records))
     refuse_other_questions(args.response_addr, responses, records)
     entries = dict.fromkeys(responses) if args.score_addr is None else read_entries(args)
     source = args.score_addr or args.response_addr
+    show(args, records, responses, entries, source, read_turns(args.response_addr))
+    return 0
+
+
+def show(
+    args: cli.Arguments,
+    records: list[Record],
+    responses: Responses,
+    entries: dict[str, Any],
+    source: str,
+    turns: dict[str, str],
+) -> None:
+    """Print the answers to the questions that the flags choose; `entries` are from `source`."""
+    questions = {record["id"]: record["question"] for record in records}
     if unknown := [question_id for question_id in args.ids or () if question_id not in entries]:
         raise UserError(f"--ids: not in {source}: {first_five(unknown)}")
     shown = args.ids or list(entries)[: args.num_questions]
     for question_id in shown:
         if question_id not in questions or question_id not in responses:
             raise UserError(f"{source}: id {quote(question_id)} is missing from the dataset or the responses")
-    turns = read_turns(args.response_addr)
     for question_id in shown:
         print(describe_answer(questions, question_id, responses[question_id][0]["output"], entries[question_id]))
         if question_id in turns:
             print(textwrap.indent(printable(turns[question_id]), "    ") + "\n")
-    return 0
+
+
+def show_so_far(own: list[str], script: str, words: list[str]) -> None:
+    """Print the answers for which the store of a command has all completions; `own` are the flags before its name.
+
+    The command's method runs, as in a dry run: nothing is requested, locked or written.
+    """
+    parser = build_parser()
+    if other := {word.partition("=")[0] for word in own if word.startswith("--")} - {"--ids", "--num_questions"}:
+        parser.refuse(f"{', '.join(sorted(other))}: with {script}, only --ids and --num_questions can be given")
+    command = import_module(script.removesuffix(".py"))
+    args = command.build_parser().parse_args([*words, "--dry_run", "--cached_only"])
+    pairs = zip(args.inputs_addr, args.output_addr, strict=False)
+    shown = [parser.parse_args([*own, f"--inputs_addr={dataset}", f"--response_addr={to}"]) for dataset, to in pairs]
+    args = cli.prepare_run(args, args.output_addr, args.inputs_addr)
+    stages = command.prepare(args)
+    for model in models_of(stages).values():
+        model.load()
+    for stage in stages:
+        stage.expect()
+    make_pieces(stages, args)
+    for flags, stage in zip(shown, stages[-len(shown) :], strict=True):
+        [file] = stage.files
+        responses = file.content()
+        number = f"{len(file.pieces)} of {counted(len(file.keys), file.noun)}"
+        print(f"{file.path}: {number} so far, in {args.completions}\n")
+        show(flags, read_dataset(flags.inputs_addr), responses, dict.fromkeys(responses), f"{file.path} so far", {})
 
 
 def read_entries(args: cli.Arguments) -> dict[str, Entry]:

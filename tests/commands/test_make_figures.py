@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -10,13 +11,18 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.colors import to_rgb
+from matplotlib.transforms import Bbox
 from test_make_table import score_file, scored  # noqa: F401
 
 from utils import make_figures
 from utils.base.errors import UserError
 from utils.benchmarks.lampqa.task import TASK
 from utils.make_figures import main, training_figure
-from utils.show.paper_figures import Evaluator, trade_off_figure
+from utils.show.figure_style import DARK, HATCHES, KINDS, LIGHT, MARKERS, shades
+from utils.show.paper_figures import Evaluator, best_of_n_figure, trade_off_figure
+from utils.tables.best_of_n import Curve
 from utils.tables.columns import columns_of
 from utils.tables.score_table import Row
 
@@ -143,7 +149,8 @@ def test_the_trade_off_of_the_papers_end_points():
     assert [text.get_text() for text in panel.texts] == ["48%", "60%", "66%", "73%", ".94", ".70", ".50", ".44"]
     assert intervals_of(panel) == {2.96: (0.64, 0.81)}
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
+    assert legend == ["agreement with humans", "mean score"]
+    assert figure.get_supxlabel() == "bars: 95% intervals"
     assert panel.get_ylim() == (0, 1)
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
 
@@ -161,7 +168,7 @@ def test_an_unfinished_training_is_drawn(tmp_path):
 PANELS = {  # by objective, the axis of its loss and those of other figures
     "distill": {"loss": "KL divergence per sampled token (nats)"},
     "dpo": {"loss": "DPO loss per pair (nats)", "rewards/margins": "reward margin, best over worst"},
-    "grpo": {"loss": "GRPO loss of a step\n(sum / mean tokens per step)"},
+    "grpo": {"loss": "GRPO loss of a step (sum / mean tokens per step)"},
 }
 
 
@@ -170,7 +177,7 @@ def test_each_training_has_its_own_loss_and_rewards(objective, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"objective": objective}}))
     (tmp_path / "training_log.jsonl").write_text(json.dumps({"step": 1, **dict.fromkeys(PANELS[objective], 0.5)}))
     panels = training_figure(str(tmp_path)).axes
-    assert [panel.get_ylabel() for panel in panels] == list(PANELS[objective].values())
+    assert [panel.get_ylabel().replace("\n", " ") for panel in panels] == list(PANELS[objective].values())
     assert all([line.get_ydata().tolist() for line in panel.lines] == [[0.5]] for panel in panels)
 
 
@@ -192,31 +199,125 @@ def test_a_damaged_line_of_a_training_is_named(tmp_path):
         training_figure(str(tmp_path))
 
 
-def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
+def test_the_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     files = [score_file(name, *scored("rpg", 0.25), *scored("diy", 0.5)) for name in ("trained.json", "gold.json")]
     words = ["--figure", "3", "--system", "PlanPers", files[0], "--system", "$gold_plans$", files[1], "--output_addr"]
     out = tmp_path / "new" / "figure.v3"
     assert main([*words, str(out)]) == 0
     assert capsys.readouterr().out == f"figure 3: {out}.png, {out}.pdf\n"
-    png, pdf = (Path(f"{out}.{kind}").read_bytes() for kind in ("png", "pdf"))
+    main([*words, f"{out}.svg"])
+    files = [Path(f"{out}.{kind}").read_bytes() for kind in KINDS]
+    png, pdf, svg = files
     assert (png[:8], pdf[:5], pdf.rstrip()[-5:]) == (b"\x89PNG\r\n\x1a\n", b"%PDF-", b"%%EOF")
-    assert int.from_bytes(png[16:20]) == 990  # 3.3 inches at 300 dots
-    assert b"/FontFile2" in pdf and b"CreationDate" not in pdf  # a TrueType font: the text can be searched
-    own = {"font.size": 30, "text.usetex": True, "savefig.bbox": "tight", "pdf.fonttype": 3}  # of a matplotlibrc
-    with matplotlib.rc_context(own):
-        main([*words, f"{tmp_path}/other.pdf"])
-    assert [(tmp_path / f"other.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
+    assert (int.from_bytes(png[16:20]), b"pHYs" + (11811).to_bytes(4) * 2 in png) == (909, True)  # 7.7 cm at 300 dpi
+    assert float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", pdf)[1]) == pytest.approx(7.7 / 2.54 * 72)
+    assert b"/FontFile2" in pdf and b"/Type3" not in pdf  # a TrueType font: the text can be searched
+    assert b">$gold_plans$</text>" in svg and b"font-size: 7px; font-family: 'DejaVu Sans', 'Verdana'" in svg
+    assert b"Date" not in pdf and b"<dc:date>" not in svg
+    own = {"font.size": 30, "text.usetex": True, "savefig.bbox": "tight", "pdf.fonttype": 3, "svg.fonttype": "path"}
+    with matplotlib.rc_context(own):  # of a matplotlibrc
+        for kind in KINDS:
+            main([*words, f"{tmp_path}/other.{kind}"])
+    assert [(tmp_path / f"other.{kind}").read_bytes() for kind in KINDS] == files
     for backend in ("module://matplotlib_inline.backend_inline", "TkAgg", "nonsense"):  # of a notebook, say
-        command = [sys.executable, "utils/make_figures.py", *words, f"{tmp_path}/own", "--overwrite"]
+        command = [sys.executable, "utils/make_figures.py", *words, f"{tmp_path}/own"]
         subprocess.run(command, cwd=ROOT, env={**os.environ, "MPLBACKEND": backend}, check=True)
         assert [(tmp_path / f"own.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
+
+
+def test_the_name_says_which_file_is_written(score_file, tmp_path):
+    files = [score_file(name, *scored("rpg", 0.25), *scored("diy", 0.5)) for name in ("trained.json", "gold.json")]
+    words = ["--figure", "3", "--system", "PlanPers", files[0], "--system", "Gold", files[1], "--output_addr"]
+    for name, kinds in (("a.PDF", ["PDF"]), ("b.svg", ["svg"]), ("c.png", ["png"]), ("d.v3", ["v3.pdf", "v3.png"])):
+        main([*words, str(tmp_path / "drawn" / name)])
+        made = {path.name for path in (tmp_path / "drawn").glob(f"{name[0]}.*") if path.suffix != ".json"}
+        assert made == {f"{name[0]}.{kind}" for kind in kinds}
+
+
+LONG = [f"A method with a long name, its planner distilled from a larger model, {i}" for i in range(7)]
+LONG += ["a_name_without_any_space_in_it_that_is_longer_than_a_line_of_the_legend"]
+TWO, PAPERS = ["PlanPers", "RAG"], ["rpg", "diy", "law"]  # a community of each category
+OWN = ["Photography & film", "Gardening", "Relationships and family", "Home improvement", "Sports", "Astronomy"]
+
+
+@pytest.fixture
+def lines_of(monkeypatch):
+    """Draw a figure and return its lines of text, each with its size in points and its box in pixels from the top."""
+    drawn = []
+
+    def draw(renderer, context, x, y, text, font, angle, *given, **more):
+        width, height, descent = renderer.get_text_width_height_descent(text, font, False)
+        box = (x, y - height + descent, x + width, y + descent)
+        box = (x - height + descent, y - width, x + descent, y) if angle == 90 else box
+        drawn.append((text, font.get_size_in_points(), Bbox.from_extents(*box)))
+
+    def lines(figure):
+        drawn.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(RendererAgg, "draw_text", draw)
+            figure.canvas.draw()
+        return list(drawn)
+
+    return lines
+
+
+def figures_with(names, groups, score_file, drawn, tmp_path):
+    """Return each figure of this many systems."""
+    files = []
+    for i in range(len(names)):
+        entries = [scored(group, (0.25, 0.5, 0.75)[(i + j) % 3]) for j, group in enumerate(groups)]
+        files.append(score_file(f"{i}.json", *itertools.chain(*entries)))
+    systems = [word for name, file in zip(names, files, strict=True) for word in ("--system", name, file)]
+    by_number = [word for i, file in enumerate(files) for word in ("--system", 2 * i, file)]
+    yield from (drawn("--figure", kind, *systems) for kind in ("3", "groups"))
+    yield drawn("--figure", "2", *by_number)
+    yield trade_off_figure([evaluator(name, 0.1 + i / 20, 0.9 - i / 40, (0.0, 0.6)) for i, name in enumerate(names)])
+    curve = Curve([1, 2, 4], [0.3, 0.4, 0.5], [(0.2, 0.4), (0.3, 0.5), (0.4, 0.6)], 0)
+    yield best_of_n_figure(dict.fromkeys(names, curve), "score (0 to 1)")
+    datasets = sorted((ROOT / "tests/data/mini_lampqa").glob("*.json"))
+    yield from (drawn("--figure", "5", "--inputs_addr", *paths) for paths in (datasets, datasets[:1]))
+    for fields in (["eval_loss", "eval_aspect_recall"], ["rewards/margins", "rewards/accuracies"]):
+        (tmp_path / "training_log.jsonl").write_text(json.dumps({"step": 1, **dict.fromkeys(["loss", *fields], 0.5)}))
+        yield training_figure(str(tmp_path))
+
+
+@pytest.mark.parametrize(("names", "groups"), [(TWO, PAPERS), (LONG, PAPERS), (TWO, PAPERS[:1]), (LONG, OWN)])
+def test_each_figure_fits_a_paper(names, groups, score_file, drawn, lines_of, tmp_path):
+    """It is one or two columns wide, its text is 7 to 9 points, and no line of text is cut off or on another one."""
+    for figure in figures_with(names, groups, score_file, drawn, tmp_path):
+        assert round(figure.get_figwidth() * 2.54, 6) in (7.7, 16)
+        lines = lines_of(figure)
+        assert {size for _, size, _ in lines} <= {7, 8}
+        page = figure.bbox.padded(1)
+        assert [text for text, _, box in lines if not (page.contains(*box.min) and page.contains(*box.max))] == []
+        for (one, _, box), (other, _, its_box) in itertools.combinations(lines, 2):
+            assert not box.padded(-1).overlaps(its_box.padded(-1)), f"{one!r} is on {other!r}"
+
+
+def lightness(color):
+    """Return CIE L* of a color, which is what a grey print keeps of it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return 116 * luminance ** (1 / 3) - 16
+
+
+def test_systems_differ_in_grey_and_without_color():
+    assert lightness(LIGHT) - lightness(DARK) > 30
+    for number in range(2, len(MARKERS) + 1):
+        levels = list(map(lightness, shades(number)))
+        assert min(later - earlier for earlier, later in itertools.pairwise(levels)) > 50 / (number - 1)
+    assert len({*MARKERS}) == len({*HATCHES}) == len(MARKERS) == len(HATCHES)
+    curve = Curve([1, 2], [0.3, 0.4], [(0.2, 0.4), (0.3, 0.5)], 0)
+    lines = best_of_n_figure(dict.fromkeys(LONG, curve), "").axes[0].get_lines()
+    assert len({line.get_marker() for line in lines}) == len(LONG)
+    assert all(one.get_linestyle() != other.get_linestyle() for one, other in itertools.pairwise(lines))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("3 TWO --by topic", "--by: has no effect except with --figure groups"),
-        ("3 --system A a.json", "--system: given 1 time; figure 3 takes 2 to 6 systems"),
+        ("3 --system A a.json", "--system: given 1 time; figure 3 takes 2 to 8 systems"),
         ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except with --figure 4"),
         ("4 --agreement_addr e.json --unscored_as_zero", "--unscored_as_zero: has no effect except with --figure 2, "),
         ("16 --system 4 a.json", "--system: given 1 time; figure 16 takes 2 to 9999 systems"),

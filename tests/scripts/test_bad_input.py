@@ -620,7 +620,7 @@ def test_a_finished_output_that_is_no_longer_a_file(folder, server, capsys, comm
 
 PLACES = [
     (COMMANDS["training curve"].replace("planner", "data.json"), "data.json/training_log.jsonl: "),
-    (COMMANDS["figure 2"].replace("drawn/2", "data.json/2.pdf"), "data.json/2.png: cannot be written"),
+    (COMMANDS["figure 2"].replace("drawn/2", "data.json/2.pdf"), "data.json/2.pdf: cannot be written"),
     (COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"), "drawn/4.pdf: is also an input"),
     (f"{LOCAL} --model_addr owner/model --cache_dir data.json", "--cache_dir data.json: not a folder"),
     (f"{LOCAL} --model_addr ./data.json", "data.json: not a folder"),

@@ -123,7 +123,7 @@ class Model:
 
     def load(self) -> None:
         """Load the tokenizer, and check lengths and store: a mistake ends the run before an engine opens."""
-        if not self.completions.cached_only:
+        if not self.flags.cached_only:
             self.completions.store.check_writable()
         _ = self.policy
 

@@ -41,7 +41,6 @@ from utils.generation.model import Model, settings_by_scores
 from utils.generation.requests import was_cut
 from utils.runs.answers import Dataset, ResponseFile, check_ranked, read_datasets
 from utils.runs.ask import Ask, MethodError, NotNow, Steps
-from utils.runs.driver import run_stages
 from utils.runs.loop import EXITED, begin_branch
 from utils.runs.runner import sum_calls
 from utils.runs.stage import NO_ANSWER, Stage, cost_in_words
@@ -278,8 +277,8 @@ ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that par
 }
 
 
-def answer_by_method(args: Arguments) -> int:
-    """Answer the questions by --method and return the exit code."""
+def stage_of_method(args: Arguments) -> Stage:
+    """Return the stage that answers the questions by --method."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: give only one --inputs_addr and one --output_addr")
@@ -292,8 +291,7 @@ def answer_by_method(args: Arguments) -> int:
     models, search = choose_models(args, task), Search(args, task, dataset.path)
     settings = settings_of_method(args, task, models) | {"code": method.code(), "search": search.settings}
     answers = MethodFile(dataset, settings, method.path, models)
-    stage = Stage(task, answers.records, partial(method, task=task, shown=shown), [answers], models, search=search)
-    return run_stages([stage], args)
+    return Stage(task, answers.records, partial(method, task=task, shown=shown), [answers], models, search=search)
 
 
 class MethodFile(ResponseFile):

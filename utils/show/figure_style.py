@@ -1,6 +1,7 @@
-"""How figures look: the same on every account, and readable in grey."""
+"""How figures look: fit for a paper of two columns, the same on every account, and readable in grey."""
 
 import io
+import math
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,20 +17,44 @@ if TYPE_CHECKING:
 
 os.environ["MPLBACKEND"] = "agg"  # instead of a notebook's backend, which may not be installed
 FONT = "DejaVu Sans"  # comes with matplotlib
-STYLE = {
-    "font.family": FONT,
-    "text.parse_math": False,  # show "$" as it is
-    "pdf.fonttype": 42,  # embed fonts, so that text can be searched and copied, as journals ask for
-    "hatch.linewidth": 0.6,
-}
-COLUMN, PAGE = 3.3, 6.9  # inches: a paper's column and text widths
+COLUMN, PAGE = 7.7 / 2.54, 16 / 2.54  # inches: a column and the text of an ACL paper
 TEXT, SMALL_TEXT = 8, 7  # points
-TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
-CHARACTER = 0.061  # inches: the width of a letter of SMALL_TEXT, somewhat above the mean
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": [FONT, "Verdana"],  # an SVG without the first is shown in the second, which is as wide
+    "font.size": TEXT,
+    "axes.titlesize": SMALL_TEXT,
+    "xtick.labelsize": SMALL_TEXT,
+    "ytick.labelsize": SMALL_TEXT,
+    "legend.fontsize": SMALL_TEXT,
+    "figure.labelsize": TEXT,
+    "text.parse_math": False,  # show "$" as it is
+    "pdf.fonttype": 42,  # embed TrueType fonts, so that text can be searched and copied, as publishers ask for
+    "ps.fonttype": 42,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "figure",  # else each SVG has other ids
+    "hatch.linewidth": 0.6,
+    "xtick.major.pad": 2,
+    "ytick.major.pad": 2,
+    "axes.labelpad": 2,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,  # long enough for a dashed line
+}
+KINDS = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and metadata: a date differs in every file
+CHARACTER, LINE = 0.061, 0.11  # inches: a letter of SMALL_TEXT, somewhat wider than the mean, and a line
 DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series; in grey, one is dark and the other pale
+LABEL = 2.35  # inches: the longest line of a legend
+PALEST = 0.8  # of the color map, which ends with a yellow that is hard to see on white
 SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter axis, noise would look like an effect
 NOT_FROM_0 = "the axis of scores does not start at 0"
-MARKERS = ("o", "s", "^", "D", "v", "P")  # scores by group: one per system
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one per system, as are HATCHES
+HATCHES = ("", "////", "....", "xxxx", "----", "oo", "\\\\\\\\", "++")
 
 
 @contextmanager
@@ -55,19 +80,17 @@ def new_figure(width: float, height: float) -> "Figure":
 
 @figure_style()
 def render_figure(figure: "Figure", kind: str) -> bytes:
-    """Return the bytes of a "png" or "pdf" file; the same figure gives the same bytes."""
+    """Return the bytes of a file of a kind in `KINDS`; the same figure gives the same bytes."""
     content = io.BytesIO()
-    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file differ
-    figure.savefig(content, format=kind, dpi=300, metadata=metadata)
+    figure.savefig(content, format=kind, dpi=300, metadata=KINDS[kind])
     return content.getvalue()
 
 
-def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
-    """Draw faint grid lines and no frame at the top and right; `ticks` styles all ticks."""
-    panel.tick_params(**ticks)
-    panel.grid(axis=axis, color="0.9", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
+def shades(number: int) -> list[tuple[float, ...]]:
+    """Return a color for each system, from dark to pale, also in grey and to the color-blind."""
+    from matplotlib import colormaps
+
+    return [colormaps["cividis"](PALEST * place / max(1, number - 1)) for place in range(number)]
 
 
 def drawable(text: str) -> str:
@@ -79,9 +102,9 @@ def drawable(text: str) -> str:
     return "".join(shown)
 
 
-def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """Wrap a name into at most `lines` lines of at most `width` characters."""
-    return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
+def wrapped(text: str, inches: float, lines: int = 3) -> str:
+    """Wrap a text of SMALL_TEXT into at most `lines` lines of about this width."""
+    return textwrap.fill(drawable(text), max(4, int(inches / CHARACTER)), max_lines=lines, placeholder="…")
 
 
 def score_limits(points: Sequence[Point], metric: Metric) -> tuple[float, float]:
@@ -106,9 +129,19 @@ def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -
     panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
 
 
-def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> None:
-    """Draw a legend above the panel, in as many columns as the labels leave room for."""
-    longest = max(len(line) for label in labels for line in label.split("\n"))
+def add_legend(figure: "Figure", handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Draw a legend above the panels, in as many columns as there is room for; the figure grows by its height."""
+    texts = [wrapped(label, LABEL, lines=2) for label in labels]
+    longest = max(len(line) for text in texts for line in text.split("\n"))
     columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
-    style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
+    rows = math.ceil(len(texts) / columns)
+    stacks = [texts[start : start + rows] for start in range(0, len(texts), rows)]
+    lines = max(sum(text.count("\n") + 1 for text in stack) for stack in stacks)
+    figure.legend(handles, texts, loc="outside upper center", ncols=len(stacks))
+    figure.set_figheight(figure.get_figheight() + 0.1 + LINE * lines + 0.05 * rows)
+
+
+def add_caption(figure: "Figure", *lines: str) -> None:
+    """Write lines below the panels."""
+    width = 0.95 * figure.get_figwidth()
+    figure.supxlabel("\n".join(wrapped(line, width) for line in lines), fontsize=SMALL_TEXT)

@@ -4,29 +4,30 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from utils.base.errors import plural
 from utils.benchmarks.metric import Metric
 from utils.show.dataset_counts import Column
 from utils.show.figure_style import (
-    CHARACTER,
     COLUMN,
     DARK,
+    HATCHES,
+    LABEL,
     LIGHT,
     MARKERS,
     NOT_FROM_0,
     PAGE,
     SMALL_TEXT,
-    TEXT,
-    TICKS,
+    add_caption,
     add_legend,
     draw_intervals,
     figure_style,
     new_figure,
     score_label,
     score_limits,
-    tidy,
+    shades,
     wrapped,
 )
 from utils.tables.best_of_n import Curve
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # figure 3: one per system
-COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # figure 3: most systems that fit in a column, and with horizontal numbers
+COLUMN_BARS, LEVEL_BARS, ROW_BARS = 8, 18, 44  # figure 3: most bars in a column, with horizontal numbers, and in a row
+ROW_GROUPS = 6  # figure 3: most groups in a row
 COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
 SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
+COMMUNITY_HEIGHT, COMMUNITY_WIDTH = 0.135, 1.9  # inches: one row of figure 5, and the names beside its panels
+LONG_WORD, COLUMN_LETTERS = 0.85, 24  # figure 3: inches of a long word, and most letters of two neighbors in a column
 Points = list[tuple[float, float | None]]  # positions on the axis, with their values
 
 
@@ -62,8 +65,11 @@ class Evaluator:
 
 
 @figure_style()
-def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: str) -> "Figure":
-    """Draw scores by the number of posts, ascending, with a panel for each table column that has any score."""
+def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: Sequence[str]) -> "Figure":
+    """Draw scores by the number of posts, ascending, with a panel for each table column that has any score.
+
+    `bars` are lines about the intervals.
+    """
     groups = [group for group in points[min(points)] if any(of_k[group].mean is not None for of_k in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
@@ -74,17 +80,27 @@ def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: str)
         style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
         panel.plot(list(shown), [point.mean for point in shown.values()], clip_on=False, **style)
         draw_intervals(panel, {k: point.interval for k, point in shown.items() if point.interval is not None})
-        tidy(panel, **TICKS, labelbottom=True)  # also if the panel below is left out
-        panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
+        panel.grid(axis="y")
+        panel.tick_params(labelbottom=True)  # also if the panel below is left out
+        panel.set_title(wrapped(group, 0.85 * COLUMN / columns))
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
     low, high = score_limits([point for by_group in points.values() for point in by_group.values()], metric)
     panels[0].set_ylim(low, high)
-    panels[0].set_xticks(list(points))
-    figure.supylabel(score_label(metric), fontsize=TEXT)
-    lines = ["k: number of posts from the profile", f"bars: {bars}", *[NOT_FROM_0] * (low > 0)]
-    figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
+    panels[0].set_xticks(spaced(list(points), columns))
+    figure.supylabel(score_label(metric))
+    add_caption(figure, "k: number of posts from the profile", *bars, *[NOT_FROM_0] * (low > 0))
     return figure
+
+
+def spaced(numbers: list[int], columns: int) -> list[int]:
+    """Return the ascending numbers for which there is room on the axis of one of several panels side by side."""
+    room = 0.07 * columns * (numbers[-1] - numbers[0])
+    kept = numbers[:1]
+    for number in numbers:
+        if number - kept[-1] > room:
+            kept.append(number)
+    return kept
 
 
 # Figure 3
@@ -99,39 +115,51 @@ def systems_figure(systems: list[System]) -> "Figure":
     """
     means = list(map(column_means, systems))
     groups = [group for group in means[0] if any(row[group] is not None for row in means)]
-    width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
-    figure = new_figure(width, 2.8)
-    panel = figure.subplots()
-    bars = [draw_system(panel, [row[group] for group in groups], i, len(systems)) for i, row in enumerate(means)]
-    ends = [(means[0][group], means[-1][group]) for group in groups]
-    percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
-    labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
-    panel.set_xticks(range(len(groups)), labels)
-    panel.set_xlim(-0.5, len(groups) - 0.5)
-    tidy(panel, **TICKS)
-    panel.tick_params(axis="x", length=0)
+    num_rows = math.ceil(len(groups) / min(ROW_GROUPS, ROW_BARS // len(systems)))
+    size = math.ceil(len(groups) / num_rows)
+    num_bars = len(systems) * size
+    width = COLUMN if num_bars <= COLUMN_BARS and fit_in_column(groups) else PAGE
+    is_level = num_bars <= LEVEL_BARS or width == COLUMN
+    figure = new_figure(width, 0.8 + 1.7 * num_rows)
+    panels = figure.subplots(num_rows, sharey=True, squeeze=False)[:, 0]
     highest = max(row[group] or 0 for row in means for group in groups)
-    panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
-    panel.set_ylabel(score_label(systems[0].metric), fontsize=TEXT, labelpad=2)
-    last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
-    relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
-    figure.supxlabel(relative, fontsize=SMALL_TEXT)
-    add_legend(figure, bars, [wrapped(system.label, 38, lines=2) for system in systems])
+    panels[0].set_ylim(0, (1.15 if is_level else 1.25) * highest or 1)  # room for the numbers
+    room = LONG_WORD if width == COLUMN else 0.8 * width / size
+    for number, panel in enumerate(panels):
+        shown = groups[number * size : (number + 1) * size]
+        rows = [[row[group] for group in shown] for row in means]
+        bars = [draw_system(panel, row, i, len(rows), 0 if is_level else 90) for i, row in enumerate(rows)]
+        ends = zip(rows[0], rows[-1], strict=True)
+        percents = ["–" if not first or last is None else f"{last / first:.0%}" for first, last in ends]
+        labels = [f"{percent}\n{wrapped(group, room)}" for percent, group in zip(percents, shown, strict=True)]
+        panel.set_xticks(range(len(shown)), labels)
+        panel.set_xlim(-0.5, size - 0.5)
+        panel.grid(axis="y")
+        panel.tick_params(axis="x", length=0)
+        panel.set_ylabel(score_label(systems[0].metric))
+    last, first = (wrapped(system.name, LABEL, lines=1) for system in (systems[-1], systems[0]))
+    add_caption(figure, f"%: {last}, relative to {first}")
+    add_legend(figure, bars, [system.label for system in systems])
     return figure
 
 
-def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
-    """Draw one system's bars, with the score, or a dash, printed above each."""
-    from matplotlib import colormaps
+def fit_in_column(groups: list[str]) -> bool:
+    """Return whether the names of neighboring groups do not touch below the bars of a column."""
+    lengths = [max(map(len, wrapped(group, LONG_WORD).split("\n"))) for group in groups]
+    return all(one + other <= COLUMN_LETTERS for one, other in pairwise(lengths))
 
+
+def draw_system(
+    panel: "Axes", means: list[float | None], number: int, num_systems: int, rotation: int
+) -> "BarContainer":
+    """Draw one system's bars, with the score, or a dash, printed above each."""
     width = 0.84 / num_systems
     places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(means))]
-    # Each system is darker than the one before, also in grey and to the colour-blind.
-    color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
+    color = shades(num_systems)[number]
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
     texts = ["–" if mean is None else decimals(mean, 3) for mean in means]
-    panel.bar_label(bars, texts, padding=1.5, rotation=90 if num_systems > LEVEL_SYSTEMS else 0, fontsize=SMALL_TEXT)
+    panel.bar_label(bars, texts, padding=1.5, rotation=rotation, fontsize=SMALL_TEXT)
     return bars
 
 
@@ -147,7 +175,7 @@ def decimals(value: float, digits: int = 2) -> str:
 def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     """Draw evaluators' agreement with humans, with 95% intervals if known, and mean scores, in the given order."""
     width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
-    figure = new_figure(width, 2.6)
+    figure = new_figure(width, 2.3)
     panel = figure.subplots()
     # Points lie a little left and right of the evaluator's position, so that none hides another.
     agreement = [(i - 0.04, evaluator.accuracy) for i, evaluator in enumerate(evaluators)]
@@ -160,14 +188,15 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     draw_intervals(panel, intervals)
     print_values(panel, agreement, "{:.0%}".format, "right")
     print_values(panel, score, decimals, "left")
-    letters = int((width - 0.5) / len(evaluators) / CHARACTER)
+    letters = 0.8 * width / len(evaluators)
     panel.set_xticks(range(len(evaluators)), [wrapped(evaluator.name, letters) for evaluator in evaluators])
-    panel.set_xlim(-0.5, len(evaluators) - 0.5)
+    panel.set_xlim(-0.65, len(evaluators) - 0.5)  # room for the first number
     panel.set_ylim(0, 1)
-    panel.set_xlabel("evaluator", fontsize=TEXT)
-    panel.set_ylabel("agreement, score (0 to 1)", fontsize=TEXT)
-    tidy(panel, **TICKS)
-    add_legend(figure, lines, [f"agreement with humans{' (bars: 95% intervals)' if intervals else ''}", "mean score"])
+    panel.set_xlabel("evaluator")
+    panel.set_ylabel("agreement, score (0 to 1)")
+    panel.grid(axis="y")
+    add_caption(figure, *["bars: 95% intervals"] * bool(intervals))
+    add_legend(figure, lines, ["agreement with humans", "mean score"])
     return figure
 
 
@@ -195,17 +224,13 @@ def print_values(panel: "Axes", points: Points, form: Callable[[float], str], en
 @figure_style()
 def groups_figure(systems: list[System]) -> "Figure":
     """Draw one row per table column with any score, and in it one mark per system, with its interval."""
-    from matplotlib import colormaps
-
     points = [points_of(system) for system in systems]
     columns = [name for name in columns_of(systems[0].task) if any(row[name].mean is not None for row in points)]
     row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
-    figure = new_figure(PAGE, 1.1 + len(columns) * row_height)
+    figure = new_figure(PAGE, 0.8 + len(columns) * row_height)
     panel = figure.subplots()
     marks = []
-    for number, row in enumerate(points):
-        # Each system is paler than the one before, also in grey; its mark distinguishes it from the others.
-        color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
+    for number, (row, color) in enumerate(zip(points, shades(len(points)), strict=True)):
         offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
         scored = [(place + offset, row[name]) for place, name in enumerate(columns) if row[name].mean is not None]
         for place, point in scored:
@@ -215,16 +240,15 @@ def groups_figure(systems: list[System]) -> "Figure":
         marks += panel.plot([point.mean for _, point in scored], [place for place, _ in scored], **style)
     labels = [group_label(name, [row[name].questions for row in points]) for name in columns]
     panel.set_yticks(range(len(columns)), labels)
-    panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
+    panel.set_ylabel(systems[0].task.group_words[0], labelpad=6)
     panel.set_ylim(len(columns) - 0.5, -0.5)
     low, high = score_limits([row[name] for row in points for name in columns], systems[0].metric)
     panel.set_xlim(low, high)
-    tidy(panel, "x", **TICKS)
+    panel.grid(axis="x")
     panel.tick_params(axis="y", length=0)
-    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(systems[0].metric)}", fontsize=TEXT)
-    lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
-    figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
-    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
+    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(systems[0].metric)}")
+    add_caption(figure, f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0))
+    add_legend(figure, marks, [system.label for system in systems])
     return figure
 
 
@@ -232,7 +256,7 @@ def group_label(name: str, numbers: list[int]) -> str:
     """Return a group's name with its number of questions; systems may have been scored on different numbers."""
     least, most = min(numbers), max(numbers)
     count = str(most) if least == most else f"{least} to {most}"
-    return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
+    return f"{wrapped(name, PAGE / 2, lines=2)}\n{count} question{'' if most == 1 else 's'}"
 
 
 @figure_style()
@@ -247,16 +271,18 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
             headings.append(len(rows))
             rows.append(group)
         rows += names
-    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
+    width = COLUMN if len(counts_by_panel) == 1 else PAGE
+    figure = new_figure(width, 0.7 + COMMUNITY_HEIGHT * len(rows))
     panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
+    room = (width - COMMUNITY_WIDTH) / len(panels)
     for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
         draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
-        panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
-    panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
+        panel.set_title(wrapped(f"{name}: {counts.total():,} questions", room))
+    panels[0].set_yticks(range(len(rows)), [wrapped(row, LABEL, lines=1) for row in rows])
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     for number in headings:
         panels[0].get_yticklabels()[number].set_fontweight("bold")
-    figure.supxlabel("questions (each panel has its own scale)", fontsize=9)
+    add_caption(figure, "questions" if len(panels) == 1 else "questions (each panel has its own scale)")
     return figure
 
 
@@ -288,30 +314,30 @@ def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
     largest = max(bars.values())
     panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
     for row, count in bars.items():
-        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=7)
-    panel.set_xlim(0, 1.22 * largest)  # room for the numbers
-    panel.locator_params(axis="x", nbins=4, integer=True)
-    panel.tick_params(axis="x", labelsize=8)
+        panel.text(count + 0.02 * largest, row, f"{count:,}", va="center", fontsize=SMALL_TEXT)
+    panel.set_xlim(0, 1.35 * largest)  # room for the numbers
+    panel.locator_params(axis="x", nbins=3, integer=True)
     panel.tick_params(axis="y", length=0)
-    tidy(panel, "x")
+    panel.grid(axis="x")
 
 
 @figure_style()
 def best_of_n_figure(curves: dict[str, Curve], label: str) -> "Figure":
     """Draw a curve over N for each scorer that chooses samples; `label` names the judge's score."""
-    figure = new_figure(COLUMN, 2.6)
+    figure = new_figure(COLUMN, 2.3)
     panel = figure.subplots()
     lines = []
-    for place, curve in enumerate(curves.values()):
-        style = {"color": (DARK, LIGHT)[place % 2], "marker": MARKERS[place % len(MARKERS)], "markersize": 3.5}
-        lines += panel.plot(curve.numbers, curve.means, linestyle=("-", "--")[place // 2 % 2], linewidth=1.2, **style)
+    for place, (curve, color) in enumerate(zip(curves.values(), shades(len(curves)), strict=True)):
+        style = {"color": color, "marker": MARKERS[place], "markersize": 3.5, "linestyle": ("-", "--")[place % 2]}
+        lines += panel.plot(curve.numbers, curve.means, linewidth=1.2, **style)
         lows, highs = zip(*curve.intervals, strict=True)
-        panel.fill_between(curve.numbers, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+        panel.fill_between(curve.numbers, lows, highs, color=color, alpha=0.15, linewidth=0)
     panel.set_xscale("log", base=2)
     numbers = max((curve.numbers for curve in curves.values()), key=len)
     panel.set_xticks(numbers, list(map(str, numbers)))
-    panel.set_xlabel("N, the samples chosen from (bands: 95% intervals)", fontsize=SMALL_TEXT)
-    panel.set_ylabel(label, fontsize=TEXT)
-    tidy(panel, **TICKS)
+    panel.set_xlabel("N, the samples chosen from")
+    panel.set_ylabel(label)
+    panel.grid(axis="y")
+    add_caption(figure, "bands: 95% intervals")
     add_legend(figure, lines, list(curves))
     return figure

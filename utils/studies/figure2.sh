@@ -24,6 +24,6 @@ for model in $MODELS $OPENAI_MODELS; do
     done
     figure=${model##*/}/$SPLIT/$STUDY$(judge_suffix)
     draw "$figure.md" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$figure.md" "${rows[@]}"
-    draw "$figure" "${scored[*]}" python utils/make_figures.py --figure "${STUDY#figure}" --output_addr "$OUT/$figure.png" \
+    draw "$figure" "${scored[*]}" python utils/make_figures.py --figure "${STUDY#figure}" --output_addr "$OUT/$figure" \
         "${systems[@]}"
 done

@@ -20,5 +20,5 @@ for model in $MODELS $OPENAI_MODELS; do
     row "PlanPers, gold plans" planpers_gold
     figure=${model##*/}/$SPLIT/figure3$(judge_suffix)
     draw "$figure.md" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$figure.md" "${systems[@]}"
-    draw "$figure" "${scored[*]}" python utils/make_figures.py --figure 3 --output_addr "$OUT/$figure.png" "${systems[@]}"
+    draw "$figure" "${scored[*]}" python utils/make_figures.py --figure 3 --output_addr "$OUT/$figure" "${systems[@]}"
 done

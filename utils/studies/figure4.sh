@@ -44,5 +44,5 @@ for model in $MODELS $OPENAI_MODELS; do
     draw "$figure" "${scored[*]}" python utils/compare_evaluators.py --human_addr "$HUMANS" "${evaluators[@]}" \
         --output_addr "$OUT/$figure.json"
     draw "${figure%_agreement}.png" "$figure" python utils/make_figures.py --figure 4 \
-        --output_addr "$OUT/${figure%_agreement}.png" --agreement_addr "$OUT/$figure.json"
+        --output_addr "$OUT/${figure%_agreement}" --agreement_addr "$OUT/$figure.json"
 done
