@@ -93,7 +93,7 @@ def build_parser() -> cli.FlagParser:
         " --constrained_decoding",
         lambda args: args.verdicts is not None,
         "with --verdicts, which generates no text",
-        "leave out --verdicts",
+        "remove --verdicts",
     )
     parser.without_effect(
         "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --constrained_decoding",
@@ -132,7 +132,7 @@ def prepare(args: cli.Arguments) -> Stage:
     if has_shots := "shots" in metric.needs:
         records = [{**record, "shots": record["shots"][: args.shots]} for record in records]
     elif "shots" in args.given:
-        raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; leave the flag out")
+        raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; remove the flag")
     if metric.num_samples > 1 and "temperature" not in args.given:
         args = args.replaced(temperature=1.0)
 

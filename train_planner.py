@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     launch.set_up(args, SCRIPT)
     args, model = with_defaults(args), ModelFolder(args.model_addr, args.cache_dir)
     if model.adapter:
-        raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
+        raise UserError(f"--model_addr {args.model_addr}: is an adapter; pass the base model to train")
 
     def needs(task: Task) -> list[str]:
         return ["profile", *task.gold_plan_needs]

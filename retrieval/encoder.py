@@ -119,7 +119,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> 
         size = getattr(config, "vocab_size", None)
         limit = most_tokens(config) or max_length
     if max_length > limit:
-        raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+        raise UserError(f"{model_name}: reads at most {limit} tokens; use --max_length {limit} or less")
     with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
         ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
@@ -297,9 +297,9 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
 
     count, longest = input_ids.shape
     size = count * longest / FULL_LENGTH  # in units of --batch_size
-    remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
+    remedy = "use another --device, --dtype bfloat16 or a smaller --max_length"
     if count > 1 and size > 1:
-        remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
+        remedy = f"lower --batch_size to {max(1, int(size / 2))}; finished rankings are kept"
     what = f"{counted(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)

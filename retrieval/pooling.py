@@ -85,7 +85,7 @@ def _stated(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
     name, config = model.addr, _read(model, "config.json", dict) or {}
     if config.get("is_encoder_decoder"):
         raise UserError(
-            f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
+            f"{name}: encoder-decoder models cannot be used for ranking\n  use a BERT-like encoder as --model_name"
         )
     stated: dict[str, Any] = {}
     file = "config_sentence_transformers.json"
@@ -154,7 +154,7 @@ def _stated_mode(model: ModelFolder, path: str, has_mode: bool, has_prefixes: bo
         if has_mode:
             return {}
         raise UserError(
-            f"{model.addr}: lacks {file}, which its modules.json names\n  restore it, or give its --pooling"
+            f"{model.addr}: lacks {file}, which its modules.json names\n  restore the file, or set --pooling"
         )
     mode, includes_prefix = " and ".join(pooling[0]), pooling[1]
     if has_prefixes and not includes_prefix and mode != "lasttoken":

@@ -55,7 +55,7 @@ class Source:
             if self.dataset.task.history is not None:
                 raise UserError(
                     f"{path}: {flag}: {self.dataset.task.name}'s questions share histories, so another question's "
-                    f"history may be the same user's; leave out --other_profile"
+                    f"history may be the same user's; remove --other_profile"
                 )
             if len(sizes) < 2:
                 raise UserError(f"{path}: holds only one question; {flag} needs another user's profile")

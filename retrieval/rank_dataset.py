@@ -88,7 +88,7 @@ def build_parser() -> FlagParser:
         help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
         "it is LaMP's time-based split)")
     add("--other_profile", choices=["random", "similar"],
-        help="give every question another user's profile, then rank it. random: the paper's control; similar: the one "
+        help="use another user's profile for every question. random: the paper's control; similar: the one "
         "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
     add("--unit", choices=UNITS,
         help="rank a history by message or by session (message)")
@@ -115,7 +115,7 @@ def build_parser() -> FlagParser:
         f"{ENCODER_FLAGS} --cache_dir --batch_size --device --dtype --keep_embeddings",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
-        "give --ranker dense or hybrid",
+        "use --ranker dense or hybrid",
     )
     parser.not_a_setting("--input_dataset_addr --output_dataset_addr --model_name", "the inputs' hashes are settings")
     parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their ids")
@@ -347,7 +347,7 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
     The default is that of LaMP's paper. UserError if the flag asks for dates and the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
-        raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
+        raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; remove the flag")
     if args.use_date is not None:
         return args.use_date
     is_timed = noted_settings(args.input_dataset_addr).get("setting") == "time"

@@ -56,7 +56,7 @@ def add_search_arguments(parser: FlagParser) -> None:
         help="device of the encoder for --search dense; cuda: the first GPU, which needs room for it (%(default)s)")
     # fmt: on
     flags = f"{ENCODER_FLAGS} --search_device"
-    parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "give --search dense")
+    parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "use --search dense")
     parser.not_a_setting(f"--search --search_device {ENCODER_FLAGS}", "a search has settings of its own")
 
 
@@ -99,7 +99,7 @@ class Searched:
         for post_id in ids:
             same = self._places_of.get(post_id) or self._places_of.get(_as_text(post_id))
             if not same:
-                raise ValueError(f"{quote(post_id)} is not the id of a post; give the .ids of a search's result")
+                raise ValueError(f"{quote(post_id)} is not the id of a post; use the .ids of a search result")
             places |= same
         return places
 
@@ -180,7 +180,7 @@ class Search:
             encoders = [model for model in stored if chosen.items() <= model.items()]
             if len(encoders) > 1:
                 problem = f"{args.completions} has searches by {len(encoders)} encoders named {self._name}"
-                raise UserError(f"{problem}\n  give the encoder's folder as --model_name") from None
+                raise UserError(f"{problem}\n  pass the encoder's folder as --model_name") from None
             if not encoders:
                 raise
             return {name: value for name, value in encoders[0].items() if name not in ("search", "servers")}

@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(args.output_dir)
     args = cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
     if args.validation_share + args.test_share >= 1:
-        raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
+        raise UserError("--validation_share and --test_share leave nothing for training; their sum must be below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)

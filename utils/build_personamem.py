@@ -200,7 +200,7 @@ class PartFile(StageFile):
         path = Path(self.path)
         if path.exists() and (lost := inputs.read_values(path).keys() - self._records.keys()):
             problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
-            remedy = "give another --output_dir, or --overwrite to replace it; completions are kept"
+            remedy = "choose another --output_dir, or add --overwrite to replace it; completions are kept"
             raise UserError(f"{problem}\n  {remedy}")
 
     def counts(self, content: dict[str, Piece]) -> dict[str, int]:
@@ -224,7 +224,7 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
         limit = f"{args.personas_addr} has {counted(len(sentences), 'persona')}"
-        bounds = f"--s_persona must be below --n_persona, and this at most {len(sentences)}"
+        bounds = f"--s_persona must be below --n_persona, and --n_persona at most {len(sentences)}"
         raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; {bounds}")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
     topics = inputs.read_topics(Path(args.topics_addr), args.topics)

@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
     if size > len(ids):
-        held = counted(len(ids), "question")
-        raise UserError(f"--questions_per_round {size}: {source} has {held}; give no more than that")
+        raise UserError(f"--questions_per_round {size}: {source} has only {counted(len(ids), 'question')}")
     random.Random(args.seed).shuffle(ids)
     start = (args.round - 1) * size
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}

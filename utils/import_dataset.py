@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     output, counts = Path(args.output_addr), Counter(dict.fromkeys(COUNTS, 0))
     if output.suffix != ".json":
-        raise UserError(f"{output}: the dataset is a JSON array; give a name that ends in .json")
+        raise UserError(f"{output}: the dataset is a JSON array; its name must end in .json")
     cli.check_outputs([args.output_addr], [args.questions, args.posts])
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
@@ -170,7 +170,7 @@ def read_aspects(aspects: Any, where: str) -> Any:
         value = json.loads(aspects) if isinstance(aspects, str) else aspects
     except (ValueError, RecursionError):
         problem = f"{where}: field 'rubric_aspects' is {kind(aspects)}"
-        raise UserError(f'{problem}; give a JSON list, such as ["price"] or [{{"aspect": "price"}}]') from None
+        raise UserError(f'{problem}; use a JSON list, such as ["price"] or [{{"aspect": "price"}}]') from None
     return (
         [{"aspect": aspect} if isinstance(aspect, str) else aspect for aspect in value]
         if isinstance(value, list)
@@ -186,7 +186,7 @@ def time_of(row: dict[str, Any], where: str, undated: float) -> float:
         time = datetime.fromisoformat(row["date"] + "T23:59:59.999999" * (undated < 0 and len(row["date"]) <= 10))
     except (ValueError, TypeError):
         problem = f"{where}: field 'date' is {kind(row['date'])}"
-        raise UserError(f"{problem}; give 2024-05-31 or 2024-05-31T18:30:00Z (ISO 8601)") from None
+        raise UserError(f"{problem}; use 2024-05-31 or 2024-05-31T18:30:00Z (ISO 8601)") from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 

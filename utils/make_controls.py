@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}
     if task.options is not None:
         if flags := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
-            raise UserError(f"{', '.join(flags)}: no effect for {task.name}; leave out {' and '.join(flags)}")
+            raise UserError(f"{', '.join(flags)}: no effect for {task.name}; remove {' and '.join(flags)}")
         controls = choose_options(records, task.options)
     elif task.controls is None:
         problem = "has no controls: no text that its judge must score highest, and no options"

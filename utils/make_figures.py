@@ -228,7 +228,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
     try:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
+        raise UserError(f"{path}: {error}\n  use the file that utils/compare_evaluators.py wrote") from None
     for number, evaluator in enumerate(evaluators):
         shares = [evaluator.accuracy, evaluator.mean_score, *(evaluator.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):

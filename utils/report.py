@@ -102,7 +102,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
     for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
         if "responses" not in kinds.values():
-            raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
+            raise UserError(f"--system {name!r}: needs a name, then its files, one of them with responses")
         side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
         for path in side.scores:
             refuse_scores_of_others(path, [path for path in paths if kinds[path] == "responses"])
@@ -179,7 +179,9 @@ def check_scores(system: System, datasets: Datasets) -> None:
         titles = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
             judged = f"{where}: question {quote(entry['id'])}"
-            raise UserError(f"{judged} was judged by other aspects than those in --inputs_addr; give its dataset there")
+            raise UserError(
+                f"{judged} was judged by other aspects than those in --inputs_addr; pass its own dataset there"
+            )
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

@@ -38,7 +38,7 @@ def build_parser() -> cli.FlagParser:
     add("--num_questions", type=cli.positive_int, default=3,
         help="number of questions to print, from the first (%(default)s)")
     # fmt: on
-    parser.without_effect("--worst", lambda args: args.score_addr is None, "without --score_addr", "give --score_addr")
+    parser.without_effect("--worst", lambda args: args.score_addr is None, "without --score_addr", "add --score_addr")
     parser.without_effect("--worst", lambda args: args.ids, "with --ids, which are printed in the given order")
     parser.without_effect("--num_questions", lambda args: args.ids, "with --ids, which are all printed")
     return parser

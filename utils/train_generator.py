@@ -107,7 +107,7 @@ def build_parser() -> cli.FlagParser:
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without improvement (default: never)")
     parser.without_effect(
-        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
+        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "add --validation_addr"
     )
     # fmt: on
     lessons.add_objective_arguments(parser)
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         validation = read(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
-        left_out.append(f"{counted(num_cut, 'question')} left out: the text was cut, or exceeds --max_target_length")
+        left_out.append(f"{counted(num_cut, 'question')} skipped: the text was cut, or exceeds --max_target_length")
         examples = [example for example in examples if not example.is_cut]
     if not examples:
         raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
@@ -231,12 +231,12 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
     """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
     learns_texts = args.objective != "grpo"  # else the calls of a trace, with all their messages
     if learns_texts and (task.history is not None or (lessons.uses_references(args) and "target" not in task.fields)):
-        hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
+        hint = "" if task.history else "\n  pass responses to learn as --target_addr, or use another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references to learn from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
         raise UserError(f"{args.validation_addr}: is of another task than {args.inputs_addr}, which is of {task.name}")
     if args.trim_items and task.trimmed is None:
-        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; remove the flag")
 
 
 def choose_window(args: argparse.Namespace, task: Task, model: ModelFolder) -> Window:
@@ -252,11 +252,11 @@ def choose_window(args: argparse.Namespace, task: Task, model: ModelFolder) -> W
         chat = PlainText(model)
         return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
     if is_seq2seq:
-        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
+        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; use a chat model")
     if model.adapter and (rank := model.adapter["r"]) != args.lora_rank:
         raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {rank}")
     if args.fusion == "decoder":
-        raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
+        raise UserError("--fusion decoder: only for encoder-decoders; remove --lora_rank or --fusion")
     chat = LocalChat(model)
     wanted = args.max_input_length and args.max_input_length + written
     usual = task.prompt_length or PAPER_LENGTH

@@ -184,7 +184,7 @@ async def answer(record, ask):
     return str(await ask.search("cat", exclude=record.best(2)))
 """)
     runs.run(dataset=personamem, code=1)
-    told = "line 5: ValueError: ask.search: exclude: not the result of a search; give ids of items"
+    told = "line 5: ValueError: ask.search: exclude: not the result of a search; pass ids of items"
     assert told in capsys.readouterr().err
 
 
@@ -336,8 +336,11 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
-        ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
+        ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; it must be a text"),
+        (
+            'await ask.search("a", k=0)',
+            "line 2: ValueError: ask.search: k is 0; it must be a whole number from",
+        ),
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
         ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not the id of a post"),
         (
@@ -346,7 +349,7 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ),
         (  # texts instead of ids
             'await ask.search("a", exclude=list(await ask.search("basil")))',
-            "is not the id of a post; give the .ids of a search's result",
+            "is not the id of a post; use the .ids of a search result",
         ),
         ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],

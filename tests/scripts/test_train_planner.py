@@ -308,7 +308,7 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     for flags in ([], ["--no-resume"]):
         assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
             f"{folder}: a run with other settings: seed: 0, now 1\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
+            "  choose another --output_dir, or add --overwrite to delete its checkpoints and start over"
         )
     assert listing(folder) == before
     other = folder.with_name("other")
@@ -316,7 +316,7 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     (other / "checkpoint-250/pytorch_model.bin").write_bytes(b"somebody's")
     for flags in ([], ["--no-resume"], ["--overwrite"]):
         message = refusal(reopen, other, *flags)
-        assert message == f"{other}: holds checkpoints of another program; give another --output_dir"
+        assert message == f"{other}: holds checkpoints of another program; choose another --output_dir"
     assert (other / "checkpoint-250/pytorch_model.bin").read_bytes() == b"somebody's"
 
 
@@ -390,7 +390,7 @@ REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "tracker": (["--report_to", "no such thing"], "--report_to no such thing: not installed, or unknown to transform"),
     "dropout": (["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
     "target": (["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
-    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; give the base"),
+    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; pass the base"),
     "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or incomplete"),
     "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model supports at most 4096"),
     "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),

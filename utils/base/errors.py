@@ -74,7 +74,7 @@ def printable(text: str) -> str:
 
 
 _RESUME = "finished work is kept, run the same command again to resume"
-_MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
+_MAKE_WRITABLE = "make it writable, or choose another path; finished work is kept"
 AWAY = (errno.EIO, errno.ESTALE)  # a disk or its server fails, perhaps only for a while (exit code 1)
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_RESUME}",
@@ -85,7 +85,7 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EPERM: _MAKE_WRITABLE,
     **dict.fromkeys(
         (errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ENOLCK),
-        "check its disk, or give a path on another one; finished work is kept",
+        "check its disk, or choose a path on another one; finished work is kept",
     ),
     **dict.fromkeys(AWAY, f"check its disk; {_RESUME}"),
 }

@@ -53,7 +53,7 @@ class PostIndex:
         self._path = path
         check_regular(path)
         if path.is_symlink():  # SQLite would write to the link's target
-            raise UserError(f"{path}: a symbolic link; move it away, or give another --output_dir")
+            raise UserError(f"{path}: a symbolic link; move it away, or choose another --output_dir")
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -62,7 +62,7 @@ class PostIndex:
             if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
-            problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
+            problem = f"{one_line(str(error))}; move it away, or choose another --output_dir"
             raise UserError(f"{path}: cannot be used as the posts index: {problem}") from None
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class PostIndex:
             counts["questions" if added else _TWICE] += 1
         if not counts["questions"] and not counts[_TWICE]:
             raise UserError(
-                f"{path}: has no question with title, author and date; give a dump's Posts.xml, or SE-PQA's *.jsonl"
+                f"{path}: has no question with title, author and date; use a dump's Posts.xml, or SE-PQA's *.jsonl"
             )
         return dict(counts)
 
@@ -191,7 +191,7 @@ def users_of(path: Path) -> Path:
 def _identity(path: Path) -> list[Any]:
     """Return an input's name, sizes and modification times, which identify it; hashing would take too long."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
+        raise UserError(f"{path}: is a folder; pass the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
     if not path.exists():
         raise UserError(f"{path}: no such file")
     try:

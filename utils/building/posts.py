@@ -111,7 +111,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
         with open(path, "rb") as file:
             for line in read_lines(file):  # one row per line
                 if b"<!DOCTYPE" in line:
-                    raise UserError(f"{path}: has a DOCTYPE, unlike Stack Exchange's dumps; give an original Posts.xml")
+                    raise UserError(f"{path}: has a DOCTYPE, unlike Stack Exchange's dumps; use an original Posts.xml")
                 parser.feed(_FORBIDDEN.sub(b"", line))
                 for _, row in parser.read_events():
                     yield dict(row.attrib)

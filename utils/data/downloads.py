@@ -181,7 +181,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
             row_number = where.rpartition(": ")[2]
             raise UserError(
                 f"{source.name}: {table}: {row_number}: {originals.link}: no file {quote(link)}\n"
-                "  give the complete dataset: the published table and the files that it links to"
+                "  use the complete dataset: the published table and the files that it links to"
             )
     return paths_by_link
 
@@ -276,7 +276,7 @@ def write_with_contexts(
         contexts = ContextsFile(shared)
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
         if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
-            raise UserError(f"{beside}: exists, but has other contexts\n  give --overwrite to replace it")
+            raise UserError(f"{beside}: exists, but has other contexts\n  add --overwrite to replace it")
         announce_file("writing", beside, shared.stat().st_size)
         if not originals.link:
             with shared.open("rb") as whole, open_whole(copy, "wb") as file:

@@ -50,7 +50,7 @@ def read_originals(
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
             if (row_id := check_id(row.get("id"), where)) not in golds:
-                problem = f"{outputs_addr} has no answer for it; give the outputs of the same split"
+                problem = f"{outputs_addr} has no answer for it; use the outputs of the same split"
                 raise UserError(f"{where} (id {quote(row.get('id'))}): {problem}")
             row = {**row, "output": golds[row_id]}
         record = task.files.convert(row, where) if task.files.convert else row
@@ -70,7 +70,7 @@ def read_originals(
         answers = counted(len(foreign), "answer")
         raise UserError(
             f"{outputs_addr}: {answers} without a question in {files[0]}: {first_five(foreign)}\n"
-            "  give the outputs of the same split"
+            "  use the outputs of the same split"
         )
 
 

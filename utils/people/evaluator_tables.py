@@ -71,7 +71,9 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
     ]
     scored = [judged for judged in by_question if all(entry.get("score") is not None for entry in chain(*judged))]
     if not scored:
-        raise UserError("--systems: no question has a score by every judge for every system; nothing to compare")
+        raise UserError(
+            "--systems: no question has a score by every judge for every system, so ranks cannot be compared"
+        )
     clusters = [cluster_of(judged[0][0]) for judged in scored]
     scores = np.array([[[entry["score"] for entry in entries] for entries in judged] for judged in scored], dtype=float)
     upward = scores * [[-1 if evaluator.metric.lower_is_better else 1] for evaluator in evaluators]

@@ -37,7 +37,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
         if stage not in tally_of:
             print(f"{names}: finished, 0 requests")
         elif tally_of[stage].left is None:
-            print(f"{names}: not counted, because {stage.after.files[0].path} is not complete")
+            print(f"{names}: not counted: {stage.after.files[0].path} is not complete yet")
         else:
             describe_tally(tally_of[stage], names)
             if after is not None and after.left and stage.after.files[0].stand_in_note:
@@ -56,7 +56,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
 def describe_tally(tally: Tally, names: str) -> None:
     """Print what a stage lacks; `names` are those of its files."""
     stage, lacking = tally.stage, tally.lacking.values()
-    print(f"{names}: {len(tally.left)} of {counted(tally.total, stage.files[0].noun)} to request")
+    print(f"{names}: {len(tally.left)} of {counted(tally.total, stage.files[0].noun)} still need requests")
     for role, requests in tally.lacking.items():
         print(requests.describe(role, "at least " if tally.is_open else ""))
     if tally.lacking_searches:
@@ -192,8 +192,8 @@ def report_raised(raised: Mapping[Place, str]) -> int:
     """Print a method's most common errors, each with ids of questions, and return the exit code."""
     if not raised:
         return 0
-    again = "correct the method and run the command again (completions are kept)"
-    print(f"the method raised an error on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
+    again = "fix it and run the command again; finished completions are reused"
+    print(f"the method failed on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (_, (question_id, *_)), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))

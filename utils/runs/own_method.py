@@ -282,7 +282,7 @@ def answer_by_method(args: Arguments) -> int:
     """Answer the questions by --method and return the exit code."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
-        raise UserError("--method: give only one --inputs_addr and one --output_addr")
+        raise UserError("--method: takes only one --inputs_addr and one --output_addr")
     shown = tuple(args.show_fields or ())
     [dataset] = read_datasets(args, lambda task: ["profile", *task.asked_needs, *shown], None, args.asking)
     check_ranked(args, [dataset])
@@ -321,9 +321,9 @@ class MethodFile(ResponseFile):
             again = f"{requested} of {counted(requested + reused, 'completion')} requested"
             print(f"note: {self._method.parent / changed[0]} has changed: {again}", file=sys.stderr)
         if number := figures["asked_otherwise"]:
-            remedy = "each run pays for its new calls; use ask.random for all randomness"
-            records = counted(number, "record")
-            print(f"note: {self._method} made other calls on its second run for {records}; {remedy}", file=sys.stderr)
+            problem = f"on {counted(number, 'record')} its second run made different calls"
+            remedy = "every run pays for its new calls; use ask.random for all randomness"
+            print(f"note: {self._method} is not deterministic: {problem}\n  {remedy}", file=sys.stderr)
         line = f"{self.path}: {describe_counts(figures['counts'])}"
         for role, calls in figures["calls"].items():
             if "unusable" in calls:
@@ -362,7 +362,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
         if args.openai and "base_url" not in own_flags and Path(addr).is_dir():
             raise UserError(
                 f"--model {role}={addr}: is a folder here, but with --openai this model runs at the generator's API\n"
-                f"  give the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
+                f"  use the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
             )
         if args.openai and own_flags.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
             url = without_password(own_flags["base_url"])
@@ -382,7 +382,7 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
         for_api = f"add an address: --model {role}={flags.model_addr}@https://api.openai.com/v1"
         local = find_folder(flags, "add --openai" if is_generator else for_api)
         if local and local.is_encoder_decoder:
-            raise UserError(f"{local.addr}: is an encoder-decoder; give a chat model")
+            raise UserError(f"{local.addr}: is an encoder-decoder; use a chat model")
         gives_rewards = not is_generator and local is not None and local.is_classifier
         length = task.prompt_length or PAPER_LENGTH
         model = choose_model(flags, folder=local, wanted_length=length, gives_rewards=gives_rewards)
@@ -437,7 +437,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "with --method, because the method itself decides what to ask",
     )
     parser.without_effect(
-        "--model --set --show_fields --search", lambda args: args.method is None, "without --method", "give --method"
+        "--model --set --show_fields --search", lambda args: args.method is None, "without --method", "add --method"
     )
 
 

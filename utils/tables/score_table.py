@@ -164,7 +164,7 @@ def rows_over_seeds(boards: list[Board], methods: dict[str, list[str]]) -> Itera
             labels = ", ".join(row.label for row in rows)
             raise UserError(
                 f"--seeds {quote(method)}: {labels}: only some of these rows are comparable with other systems\n"
-                "  give them as two methods"
+                "  list them as two methods"
             )
         spreads = {}
         for column in columns_in(boards):

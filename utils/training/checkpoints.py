@@ -85,16 +85,16 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | N
     taken = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
     if taken:
         raise UserError(
-            f"{taken[0]}: a link to a checkpoint will be made here; move it away, or give another --output_dir"
+            f"{taken[0]}: a link to a checkpoint will be made here; move it away, or choose another --output_dir"
         )
     checkpoints, manifest = find_checkpoints(folder), read_folder_manifest(folder)
     if checkpoints and manifest is None:
-        raise UserError(f"{folder}: holds checkpoints of another program; give another --output_dir")
+        raise UserError(f"{folder}: holds checkpoints of another program; choose another --output_dir")
     differing = differences(manifest["settings"], settings) if checkpoints else ""
     if differing and not args.overwrite:
         raise UserError(
             f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
+            "  choose another --output_dir, or add --overwrite to delete its checkpoints and start over"
         )
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)

@@ -102,7 +102,7 @@ def execute(training: Training) -> int:
         raise UserError(
             f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, "
             f"{counted(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
-            "  give a higher rate, less warm-up or more steps"
+            "  use a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
         check_run(args, settings)
@@ -119,12 +119,12 @@ def execute(training: Training) -> int:
         run = open_run(args, settings)
     best_step = run.checkpoint and read_folder_manifest(run.checkpoint).get("best_step")
     if run.checkpoint and training.selection.is_over(args, step_of(run.checkpoint), best_step):
-        say(f"{args.output_dir}: already finished, left alone")
+        say(f"{args.output_dir}: already finished; skipped")
     else:
         for name in STATES[:2]:  # transformers would begin with new ones
             if run.checkpoint is not None and not (run.checkpoint / name).is_file():
                 what = f"{name} is missing; it is deleted once a training is finished"
-                raise UserError(f"{run.checkpoint}: {what}\n  --no-resume starts over")
+                raise UserError(f"{run.checkpoint}: {what}\n  add --no-resume to start over")
         check_settings(args, model)
         check_devices()
         check_before_fetching(model, training.value_bytes)

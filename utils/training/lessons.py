@@ -57,11 +57,11 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument_group("objective").add_argument
     add("--objective", choices=list(OBJECTIVES), default="sft",
-        help="what is learnt from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
+        help="what to learn from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
         "scores of samples (%(default)s)")
     add("--target_addr", metavar="FILE",
         help="responses to learn, such as utils/select_responses.py writes; with distill, only the questions that have "
-        "one are learnt from (default: the dataset's references; with distill all questions)")
+        "one are used (default: the dataset's references; with distill all questions)")
     add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
     add("--prompt", metavar="NAME",
         help="learn to answer this prompt of the benchmark, such as feedback, with the notes of that name in "
@@ -75,7 +75,7 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         "own output)")
     add("--score_addr", metavar="FILE",
         help="grpo: scores of all samples (--samples all), or rewards of utils/combine_scores.py")
-    add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
+    add("--role", default="generator", help="grpo: the role whose calls in the trace are learned (%(default)s)")
     add("--advantage", choices=ADVANTAGES, default="grpo",
         help="grpo: a sample's score relative to its question's other samples, or, as in PR2's public code (deleted "
         "since), relative to the one sample that did not search (%(default)s)")
@@ -97,7 +97,7 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     ):
         name = " or ".join(objectives)
         when = lambda args, needed=objectives: args.objective not in needed  # noqa: E731
-        parser.without_effect(flags, when, f"without --objective {name}", f"give --objective {name}")
+        parser.without_effect(flags, when, f"without --objective {name}", f"use --objective {name}")
 
 
 def objective_of(args: Namespace) -> Objective:
@@ -121,12 +121,12 @@ def check_objective(args: Namespace) -> None:
         return
     if args.lora_rank is None:
         raise UserError(
-            f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
+            f"--objective {args.objective}: trains an adapter on a chat model; set --lora_rank, for example to 16"
         )
     if args.validation_addr:
         raise UserError(
             "--validation_addr: only a training on references is evaluated\n"
-            "  leave the flag out, and choose between trainings with utils/select_model.py"
+            "  remove the flag, and choose between trainings with utils/select_model.py"
         )
 
 
@@ -154,7 +154,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
     count = len(records) - len(lessons)
-    return lessons, [f"{counted(count, 'question')} left out: nothing to learn"] if count else []
+    return lessons, [f"{counted(count, 'question')} skipped: no target text"] if count else []
 
 
 def distillation_lessons(
@@ -182,9 +182,9 @@ def distillation_lessons(
                     )
                 else:
                     empty += 1
-    notes = [f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"]
+    notes = [f"{counted(len(leaked), 'question')} skipped: the profile has text that only the scorer may see"]
     notes[0] += f": {first_five(leaked)}" if leaked else ""
-    notes += [f"{counted(empty, 'sample')} left out: without the text that the model wrote (raw)"] if empty else []
+    notes += [f"{counted(empty, 'sample')} skipped: without the text that the model wrote (raw)"] if empty else []
     return lessons, notes
 
 
@@ -193,11 +193,11 @@ def check_samples(args: Namespace, prompt: Prompt) -> None:
     made = noted_settings(args.response_addr)
     if made.get("inputs") not in (None, file_hash(args.inputs_addr)):
         problem = f"was sampled from another dataset than {args.inputs_addr}, such as another ranking"
-        raise UserError(f"{args.response_addr}: {problem}\n  give the dataset that it was sampled from")
+        raise UserError(f"{args.response_addr}: {problem}\n  use the dataset that it was sampled from")
     number = made.get("num_contexts", args.num_contexts) if made.get("rag", True) else 0
     if number != args.num_contexts:
         problem = f"was sampled with {counted(number, 'post')}, not {args.num_contexts}"
-        raise UserError(f"{args.response_addr}: {problem}\n  give --num_contexts {number}")
+        raise UserError(f"{args.response_addr}: {problem}\n  use --num_contexts {number}")
     if made.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         raise UserError(f"{args.response_addr}: was sampled with another {prompt.name} prompt; sample with this one")
 
@@ -206,7 +206,7 @@ def _note(response: dict[str, Any], name: str, where: str, default: Any = None) 
     note = (response.get("notes") or {}).get(name, default)
     if not isinstance(note, str):
         problem = f"no text {name!r} in its notes, nor in the dataset"
-        raise UserError(f"{where}: {problem}\n  give answers of --method vac, or the best of them")
+        raise UserError(f"{where}: {problem}\n  use answers of --method vac, or the best of them")
     return note
 
 

@@ -93,7 +93,7 @@ def rank_samples(ranker: Sequence[str], responses: Responses, path: str) -> tupl
     """
     folder, states = Path(ranker[0]), read_states(ranker[1], path)
     if (made := manifest_of(folder / RANKER)) is None:
-        raise UserError(f"{folder}: has no {RANKER}, or it was changed since; give a folder of utils/train_ranker.py")
+        raise UserError(f"{folder}: has no {RANKER}, or it was changed since; use a folder of utils/train_ranker.py")
     with safe_open(folder / RANKER, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         refuse_states(states, made["settings"], {*json.loads(file.metadata()["questions"])}, ranker[0])

@@ -55,5 +55,5 @@ class Resumable:
             more = steps * size // (size // 2)
             return f"--per_device_train_batch_size {size // 2} --gradient_accumulation_steps {more}"
         if not self.args.gradient_checkpointing:
-            return "leave out --no-gradient_checkpointing"
+            return "remove --no-gradient_checkpointing"
         return f"use a GPU with more memory, or a smaller {self.length_flag}"

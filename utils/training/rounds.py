@@ -141,9 +141,11 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
                 examples.append(example)
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
     unknown = counts.pop("calls at an unknown temperature", 0)
-    notes = [f"left out: {named(count, what)}" for what, count in counts.items() if count]
+    notes = [f"skipped: {named(count, what)}" for what, count in counts.items() if count]
     if unknown:
-        notes.append(f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; give --temperature")
+        notes.append(
+            f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; sample with --temperature 1"
+        )
     for question_id, size in largest.items():
         usual_size = median(largest.values())
         if size > DOMINATES or (len(largest) > 2 and size > DOMINATES * usual_size):
@@ -227,7 +229,7 @@ def note_restricted_sampling(args: Namespace) -> None:
         print(f"note: {learnt}: {what}; to match, sample without {them}", file=sys.stderr)
     if "top_p" in given and given["top_p"] is None:
         what = "sampled with the model's default top_p, taken as 1"
-        print(f"note: {learnt}: {what}; give --top_p 1", file=sys.stderr)
+        print(f"note: {learnt}: {what}; sample with --top_p 1", file=sys.stderr)
 
 
 def read_calls(args: Namespace) -> tuple[dict[Sample, list[Line]], set[Sample]]:
@@ -264,7 +266,7 @@ def sample_scores(
     scores = read_rewards(args.score_addr, responses, scored_addr(args))
     known_scores = [score for of_question in scores.values() for score in of_question if score is not None]
     if args.keep_cut and min(known_scores, default=0) < 0:
-        raise UserError("--keep_cut: some rewards are below 0, so 0 would not be a penalty; leave it out")
+        raise UserError("--keep_cut: some rewards are below 0, so 0 would not be a penalty; remove the flag")
     rewards: dict[str, dict[int, float]] = defaultdict(dict)
     for question_id, of_question in scores.items():
         for number, score in enumerate(of_question):

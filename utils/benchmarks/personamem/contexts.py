@@ -181,7 +181,7 @@ def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
     if unit is None:
         return record
     if not isinstance(record["profile"], Profile):
-        raise UserError(f"--unit {unit}: the profiles of {dataset} are lists of items; leave the flag out")
+        raise UserError(f"--unit {unit}: the profiles of {dataset} are lists of items; remove the flag")
     return {**record, "profile": record["profile"].by(unit)}
 
 

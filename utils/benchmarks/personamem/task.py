@@ -85,7 +85,7 @@ MOST_CHARACTERS = 1_000_000  # of a question's options: Python's literal parser 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
     """Return a record from a row of the table of questions; UserError if a column is missing or malformed."""
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give the published questions_<size>.csv")
+        raise UserError(f"{where}: no column {missing[0]!r}; use the published questions_<size>.csv")
     record_id = check_id(row["question_id"], where)
     where = f"{where} (id {quote(record_id)})"
     question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")

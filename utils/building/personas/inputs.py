@@ -72,7 +72,7 @@ def read_small_talk(path: Path) -> list[str]:
     """Return the questions of a text file, one per line; UserError if it has none."""
     questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not questions:
-        raise UserError(f"{path}: has no questions; give one per line")
+        raise UserError(f"{path}: has no questions; write one per line")
     return questions
 
 
