@@ -18,7 +18,7 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, digests, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
@@ -125,7 +125,9 @@ def main(argv: list[str] | None = None) -> int:
     lines = []
     for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
         num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
-        lines += [describe_examples(path, listed, f"questions with {counted(num_aspects, 'aspect')}")] if listed else []
+        lines += (
+            [describe_examples(path, listed, f"questions with {count_noun(num_aspects, 'aspect')}")] if listed else []
+        )
     description = "\n".join([*lines, launch.describe_batch(args, "sequences", PAPER_BATCH)])
     score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
     return launch.execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))

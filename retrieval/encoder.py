@@ -17,7 +17,7 @@ import numpy as np
 
 from retrieval import FULL_LENGTH
 from retrieval.pooling import MEAN, Pooling
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
@@ -300,7 +300,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
     remedy = "use another --device, --dtype bfloat16 or a smaller --max_length"
     if count > 1 and size > 1:
         remedy = f"lower --batch_size to {max(1, int(size / 2))}; finished rankings are kept"
-    what = f"{counted(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
+    what = f"{count_noun(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.benchmarks.checks import Item, Record
 from utils.benchmarks.personamem.contexts import with_unit
 from utils.benchmarks.task import Task
@@ -65,7 +65,7 @@ class Source:
                     f"  use {flag} with the original dataset"
                 )
             if len(set(users)) < 2:
-                questions = counted(len(users), "question")
+                questions = count_noun(len(users), "question")
                 same = f"field {self.dataset.task.user_field!r} is always {users[0][1]!r} ({questions})"
                 raise UserError(f"{path}: {same}; {flag} needs another user's profile")
         if args.other_profile == "random":
@@ -125,7 +125,7 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
         return f"note: {path}: no post has a readable date; the last one in each profile counts as the latest"
-    behind = f"; {undated} of {counted(posts, 'post')} without a readable date, placed last" if undated else ""
+    behind = f"; {undated} of {count_noun(posts, 'post')} without a readable date, placed last" if undated else ""
     return f"note: {path}: the latest posts are chosen by date{behind}"
 
 

@@ -50,7 +50,7 @@ from utils.base.cli import (
     positive_int,
     set_up_logging,
 )
-from utils.base.errors import UserError, counted, named, run_script
+from utils.base.errors import UserError, count_noun, count_plural, run_script
 from utils.base.made import Key, MadeFile
 from utils.base.manifest import file_hash, noted_settings, read_manifest
 from utils.base.progress import Progress, announce_file
@@ -180,12 +180,14 @@ def main(argv: list[str] | None = None) -> int:
             counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
             if empty := source.sizes.count(0):
                 why = "no other profile of their category has posts that are neither the asker's own nor later"
-                print(f"note: {output}: {counted(empty, 'question')} without a profile, because {why}", file=sys.stderr)
+                print(
+                    f"note: {output}: {count_noun(empty, 'question')} without a profile, because {why}", file=sys.stderr
+                )
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.finish(ranked.content(), device, counts=counts)
-    posts = named(counts["posts"], task.item_words)
-    print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
+    posts = count_plural(counts["posts"], task.item_words)
+    print(f"{output}: ranked {count_noun(counts['questions'], 'question')} with {posts}")
     return 0
 
 
@@ -275,7 +277,7 @@ def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile)
     if not unmatched:
         return {}
     order = "the file's order" if args.ranker == "bm25" else "the file's order, reversed"
-    questions = f"{unmatched} of {counted(len(ranked.keys), 'question')}"
+    questions = f"{unmatched} of {count_noun(len(ranked.keys), 'question')}"
     problem = f"{questions} share no word with any of their {source.dataset.task.item_words}, which stay in {order}"
     print(f"note: {args.input_dataset_addr}: {problem}", file=sys.stderr)
     return {"questions_without_shared_words": unmatched}
@@ -289,7 +291,7 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     if source.by_date:
         print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
     if use_date:
-        undated = f"{counts['undated_posts']} of {counted(counts['posts'], 'post')} without a readable date"
+        undated = f"{counts['undated_posts']} of {count_noun(counts['posts'], 'post')} without a readable date"
         print(f"note: {args.input_dataset_addr}: dates are part of the ranked texts; {undated}", file=sys.stderr)
     return counts
 
@@ -309,11 +311,11 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooli
 def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, pooling: "Pooling | None") -> None:
     """Print what would be ranked, and what this machine has and lacks for that."""
     num_items = sum(source.sizes)
-    items = named(num_items, source.dataset.task.item_words)
-    print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
+    items = count_plural(num_items, source.dataset.task.item_words)
+    print(f"{count_noun(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     if pooling:
         num_texts = source.num_texts if args.other_profile == "similar" else num_items + num_questions
-        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
+        print(f"up to {count_noun(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
         print(
             *describe_weights(ModelFolder(args.model_name, args.cache_dir), 4 if args.dtype == "float32" else 2),
             sep="\n",

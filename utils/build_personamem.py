@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import Prompt, digests, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, quote
 from utils.base.json_files import read_json
 from utils.base.made import ALL_BUT_SCRIPT, Key, Made, Piece, Pieces, State, say_finished
 from utils.base.manifest import describe_run, file_hash, noted_settings, publish, publishing
@@ -199,7 +199,9 @@ class PartFile(StageFile):
         """Refuse to replace a file with records that this command does not make, such as those of other personas."""
         path = Path(self.path)
         if path.exists() and (lost := inputs.read_values(path).keys() - self._records.keys()):
-            problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
+            problem = (
+                f"has {count_noun(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
+            )
             remedy = "choose another --output_dir, or add --overwrite to replace it; completions are kept"
             raise UserError(f"{problem}\n  {remedy}")
 
@@ -213,7 +215,7 @@ class PartFile(StageFile):
     def line(self, content: dict[str, Piece], figures: Mapping[str, Any]) -> str:
         dropped = Counter(figures["counts"])
         made = dropped.pop(self.unit)
-        counts = f"{counted(made, self.noun)}, {named(dropped.total(), 'replies or parts dropped')}"
+        counts = f"{count_noun(made, self.noun)}, {count_plural(dropped.total(), 'replies or parts dropped')}"
         line = f"{self.path}: {counts}{cost_in_words(figures)}"
         return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
@@ -223,7 +225,7 @@ def read_records(args: cli.Arguments) -> dict[str, Records]:
     sentences = inputs.read_personas(Path(args.personas_addr))
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
-        limit = f"{args.personas_addr} has {counted(len(sentences), 'persona')}"
+        limit = f"{args.personas_addr} has {count_noun(len(sentences), 'persona')}"
         bounds = f"--s_persona must be below --n_persona, and --n_persona at most {len(sentences)}"
         raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; {bounds}")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)

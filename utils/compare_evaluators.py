@@ -41,7 +41,7 @@ from collections import Counter
 from itertools import chain
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
@@ -170,7 +170,7 @@ def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -
         if not paths:
             raise UserError(f"{flag} {quote(name)}: needs a name, then its score files")
         if flag == "--systems" and len(paths) != len(arguments[0]) - 1:
-            counts = f"{counted(len(paths), 'file')}, but {quote(arguments[0][0])} has {len(arguments[0]) - 1}"
+            counts = f"{count_noun(len(paths), 'file')}, but {quote(arguments[0][0])} has {len(arguments[0]) - 1}"
             raise UserError(
                 f"{flag} {quote(name)}: has {counts}; each judge needs one per system, for the same systems"
             )

@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.manifest import describe_run, read_manifest
 from utils.base.progress import announce
 from utils.base.web_files import Server
@@ -154,7 +154,7 @@ def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
     if others and source.commit is not None:
         path, commit = others[0], commits[others[0]]
-        more = f" (and {counted(len(others) - 1, 'more file')} from another commit)" if len(others) > 1 else ""
+        more = f" (and {count_noun(len(others) - 1, 'more file')} from another commit)" if len(others) > 1 else ""
         raise UserError(
             f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
             f"  use --revision {commit} to continue with that commit, or --overwrite to make all files again"

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, exit_on_signal, quote
+from utils.base.errors import UserError, count_noun, exit_on_signal, quote
 from utils.base.made import INPUTS, Made, State, say_finished
 from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.base.progress import Progress
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         arrays = {kind: np.stack([rows[text] for text in texts]) for kind, texts in texts_of.items()}
         with open_whole(staged, "wb") as file:
             file.write(save(arrays, {"questions": json.dumps(questions)}))
-    print(f"{args.output_addr}: states of {counted(len(questions), 'question')}; {len(prompts)} texts embedded")
+    print(f"{args.output_addr}: states of {count_noun(len(questions), 'question')}; {len(prompts)} texts embedded")
     return 0
 
 

@@ -25,7 +25,7 @@ import json
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.base.manifest import file_hash
 from utils.benchmarks import task_of
@@ -117,7 +117,7 @@ def make(args: argparse.Namespace) -> None:
     drawn = rating_study.draw(groups, args.draw, args.seed)
     overlap = len(drawn) if args.overlap is None else args.overlap
     if overlap > len(drawn):
-        raise UserError(f"--overlap {overlap}: the study has only {counted(len(drawn), 'question')}")
+        raise UserError(f"--overlap {overlap}: the study has only {count_noun(len(drawn), 'question')}")
     swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
@@ -127,7 +127,7 @@ def make(args: argparse.Namespace) -> None:
     systems_noted = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in files_of.items()]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, systems_noted, groups, swapped))
     counts = {"without aspects": len(records) - len(rateable), "without an answer": len(rateable) - len(groups)}
-    print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
+    print(f"{page_addr}: {len(drawn)} of {count_noun(len(groups), 'question')}, {overlap} of them for all raters")
     if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
         print(f"  left out: {left_out}")
     print(f"{key_addr}: keep this file private; --collect needs it")

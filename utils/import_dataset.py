@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, kind, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, kind, quote
 from utils.base.made import add_overwrite_argument, derived, prepare_derived
 from utils.base.manifest import describe_run, file_hash
 from utils.base.progress import announce
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         write_json(staged, with_profiles(questions, posts, counts))
         hashes = {path: file_hash(path) for path in (args.questions, args.posts)}
         manifest |= {"settings": {"script": SCRIPT, "inputs": hashes}, "counts": counts}
-    print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
+    print(f"{output}: {', '.join(count_plural(count, what) for what, count in counts.items() if count)}")
     return 0
 
 
@@ -155,7 +155,7 @@ def check_users(questions_by: Counter[str], posts_by: Counter[str]) -> int:
         number = sum(number_by[user] for user in alone)
         shares.append(number / number_by.total())
         example = f", such as {quote(alone[0])}" if alone else ""
-        problems.append(f"{number} of {counted(number_by.total(), noun)} by users without a {other}{example}")
+        problems.append(f"{number} of {count_noun(number_by.total(), noun)} by users without a {other}{example}")
     if min(shares) == 1:
         columns = "--columns author=COLUMN --post_columns author=COLUMN"
         raise UserError(f"no user has questions and posts: {'; '.join(problems)}\n  name the columns: {columns}")

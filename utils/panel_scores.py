@@ -20,7 +20,7 @@ from statistics import median_low
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five
+from utils.base.errors import UserError, count_noun, first_five
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of
 from utils.benchmarks.lampqa import aspects
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     origins = {name: first[name] for name in ("answers", "judged") if name in first}
     publish_together({made: content}, {**describe_run(vars(args), {}, None), **origins})
     mean = "none" if content["score"] is None else f"{content['score']:.4f}"
-    questions = counted(content["num_scored_questions"], "question")
+    questions = count_noun(content["num_scored_questions"], "question")
     print(f"{args.output_addr}: score {mean} over {questions}; {content['verdicts']}")
     print(*agreement_lines(panels, names), sep="\n")
     divided = aspects.most_divided(content["per_question_scores"])

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of, settings_of
 from utils.benchmarks.metric import Metric
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     publish_together(contents, describe_run(vars(args), {}, None, counts=counts))
     for file in contents:
         by = describe_selection(file.settings["selected_by"])
-        print(f"{file.path}: {counts['kept']} of {counted(len(responses), 'question')}; {by}")
+        print(f"{file.path}: {counts['kept']} of {count_noun(len(responses), 'question')}; {by}")
     print(in_words(counts))
     return 0
 

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import Prompt, digests
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         validation = read(args.validation_addr, validation_records)[0] if validation_records else []
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
-        left_out.append(f"{counted(num_cut, 'question')} skipped: the text was cut, or exceeds --max_target_length")
+        left_out.append(f"{count_noun(num_cut, 'question')} skipped: the text was cut, or exceeds --max_target_length")
         examples = [example for example in examples if not example.is_cut]
     if not examples:
         raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
@@ -224,7 +224,7 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
     batch = launch.describe_batch(args, what, usual.batch if usual.is_published else None)
-    return "\n".join([*lines, f"{batch}; {counted(args.save_steps, 'step')} per epoch"])
+    return "\n".join([*lines, f"{batch}; {count_noun(args.save_steps, 'step')} per epoch"])
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:

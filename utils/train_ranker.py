@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import counted
+from utils.base.errors import count_noun
 from utils.base.made import Made, State, say_finished
 from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.base.writing import open_whole
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         file.write(save(weights, {"questions": json.dumps(sorted(hashes))}))
         manifest |= figures
     chosen = f" of {len(figures['losses'])}, validation {max(figures['selected']):z.4f}" if validation else ""
-    print(f"{args.output_dir}: trained on {counted(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
+    print(f"{args.output_dir}: trained on {count_noun(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
     return 0
 
 

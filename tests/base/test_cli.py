@@ -17,7 +17,7 @@ import train_planner
 from utils import make_table
 from utils.base import cli
 from utils.base.cli import VERSION, check_shard
-from utils.base.errors import UserError, counted, named
+from utils.base.errors import UserError, count_noun, count_plural
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -656,7 +656,7 @@ def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():
 
 
 def test_a_noun_follows_its_number():
-    assert [counted(1, "query"), counted(0, "query"), counted(2, "process", "processes")] == [
+    assert [count_noun(1, "query"), count_noun(0, "query"), count_noun(2, "process", "processes")] == [
         "1 query", "0 queries", "2 processes"
     ]  # fmt: skip
 
@@ -672,7 +672,7 @@ def test_a_noun_follows_its_number():
     ],
 )
 def test_a_name_in_the_plural_follows_its_number(name, one):
-    assert (named(1, name), named(0, name), named(2, name)) == (one, f"0 {name}", f"2 {name}")
+    assert (count_plural(1, name), count_plural(0, name), count_plural(2, name)) == (one, f"0 {name}", f"2 {name}")
 
 
 @pytest.mark.parametrize(

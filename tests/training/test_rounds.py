@@ -22,7 +22,7 @@ from test_planner_training import ROOT, TWO
 from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
-from utils.base.errors import UserError, named, quote
+from utils.base.errors import UserError, count_plural, quote
 from utils.base.manifest import file_hash, read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
@@ -305,7 +305,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
 )  # fmt: skip
 def test_why_a_question_has_no_advantages(scores, searched, what):
     assert (relative_scores(scores) if searched is None else relative_to_no_search(scores, searched)) == {}
-    assert named(1, why_no_advantages(scores, searched)) == what
+    assert count_plural(1, why_no_advantages(scores, searched)) == what
 
 
 def test_each_reason_of_a_question_without_advantages_is_counted_by_itself(folder, sampled, changed):

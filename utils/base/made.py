@@ -20,7 +20,7 @@ from typing import Any
 
 from utils.base import manifest
 from utils.base.cli import FlagParser
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.manifest import (
     NOT_OURS,
     describe_run,
@@ -368,7 +368,7 @@ class MadeFile(Made):
             number, usable = self.usable_before_and_now(before)
             self.is_kept = number > usable
         if self.is_kept:
-            problem = f"kept with its {counted(number, self.noun)}, because this run made only {usable}"
+            problem = f"kept with its {count_noun(number, self.noun)}, because this run made only {usable}"
             print(f"{self.path}: {problem}\n  add --overwrite to replace the file", file=sys.stderr)
             return False
         manifest: dict[str, Any] = {}
@@ -395,7 +395,7 @@ class MadeFile(Made):
         say_finished(self.path)
         made = read_manifest(self.path)
         if unusable := made.get("unusable"):
-            problem = f"{unusable} of {counted(made['pieces'], self.noun)} unusable"
+            problem = f"{unusable} of {count_noun(made['pieces'], self.noun)} unusable"
             print(f"{self.path}: {problem}{self.again()}", file=sys.stderr)
 
     def failed(self) -> list[Key]:

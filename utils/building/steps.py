@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.base.errors import named
+from utils.base.errors import count_plural
 from utils.base.made import ALL_BUT_SCRIPT, Made, State, derived
 from utils.base.manifest import describe_run, manifest_path, read_manifest
 
@@ -47,4 +47,4 @@ class Steps:
 
 
 def format_counts(counts: Counts) -> str:
-    return ", ".join(named(count, name) for name, count in counts.items())
+    return ", ".join(count_plural(count, name) for name, count in counts.items())

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from utils.base.errors import UserError, counted, first_five, kind, quote
+from utils.base.errors import UserError, count_noun, first_five, kind, quote
 from utils.base.json_files import read_json
 from utils.benchmarks.checks import Record, check_form, check_id
 from utils.benchmarks.task import Task
@@ -67,7 +67,7 @@ def read_originals(
     if not seen:
         raise UserError(f"{files[0]}: has no questions")
     if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
-        answers = counted(len(foreign), "answer")
+        answers = count_noun(len(foreign), "answer")
         raise UserError(
             f"{outputs_addr}: {answers} without a question in {files[0]}: {first_five(foreign)}\n"
             "  use the outputs of the same split"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from utils.base.errors import UserError, counted, describe_missing, first_five, kind, quote
+from utils.base.errors import UserError, count_noun, describe_missing, first_five, kind, quote
 from utils.base.json_files import read_json
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks.checks import Text, check_form, check_id, comparable, selection_of
@@ -210,9 +210,11 @@ def match_responses(
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]
     if missing:
-        lines.append(f"  {counted(len(missing), 'question')} without a response: {first_five(missing)}")
+        lines.append(f"  {count_noun(len(missing), 'question')} without a response: {first_five(missing)}")
     if foreign:
-        lines.append(f"  {counted(len(foreign), 'response')} without a question in the dataset: {first_five(foreign)}")
+        lines.append(
+            f"  {count_noun(len(foreign), 'response')} without a question in the dataset: {first_five(foreign)}"
+        )
     raise UserError("\n".join(lines))
 
 
@@ -233,7 +235,7 @@ def refuse_gaps(path: str | Path) -> None:
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
         again, raised = "it" if count == 1 else "them", manifest.get("raised")
-        cause = f"the method failed on {counted(raised, 'question')}" if raised else "the server failed"
+        cause = f"the method failed on {count_noun(raised, 'question')}" if raised else "the server failed"
         first = "fix the method, then run" if raised else "run"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer', cause)}\n"

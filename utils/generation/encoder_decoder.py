@@ -11,7 +11,7 @@ from typing import Any
 
 from prompts import History, Messages, Prompt
 from utils.base.cli import FURTHER
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.generation.chat import PlainText, choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
@@ -192,7 +192,7 @@ class TransformersEngine:
         from utils.generation.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        what = f"{counted(len(prompts), 'prompt')} with {NUM_BEAMS} beams, on {self.device}"
+        what = f"{count_noun(len(prompts), 'prompt')} with {NUM_BEAMS} beams, on {self.device}"
         with fitting(what, "lower --max_model_len"):
             texts = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [

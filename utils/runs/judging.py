@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from prompts import Messages, Prompt, digests, load_prompt
 from utils.base import cli
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import Key, Piece, refuse_other_source
 from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
@@ -319,7 +319,7 @@ def note_incomplete(path: str, files: list[ScoreFile]) -> None:
     parts = [part for question in questions.values() for part in metric.parts(question)]
     if incomplete := sum(not all(part) for part in parts):
         lacking = "a text that the judge sees (such as evidence or reason), judged without it"
-        print(f"note: {path}: {incomplete} of {counted(len(parts), metric.unit)} without {lacking}", file=sys.stderr)
+        print(f"note: {path}: {incomplete} of {count_noun(len(parts), metric.unit)} without {lacking}", file=sys.stderr)
 
 
 def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:

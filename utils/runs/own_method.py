@@ -28,7 +28,7 @@ from prompts import History, digests, load_prompt
 from retrieval.search import Search, add_search_arguments
 from utils.base import cli
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import Piece, refuse_other_source
 from utils.base.manifest import file_hash, noted_settings, without_password
 from utils.benchmarks.checks import Record
@@ -318,17 +318,17 @@ class MethodFile(ResponseFile):
         earlier, code = self._earlier_code, self.settings["code"]
         if earlier not in (None, code):
             changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
-            again = f"{requested} of {counted(requested + reused, 'completion')} requested"
+            again = f"{requested} of {count_noun(requested + reused, 'completion')} requested"
             print(f"note: {self._method.parent / changed[0]} has changed: {again}", file=sys.stderr)
         if number := figures["asked_otherwise"]:
-            problem = f"on {counted(number, 'record')} its second run made different calls"
+            problem = f"on {count_noun(number, 'record')} its second run made different calls"
             remedy = "every run pays for its new calls; use ask.random for all randomness"
             print(f"note: {self._method} is not deterministic: {problem}\n  {remedy}", file=sys.stderr)
         line = f"{self.path}: {describe_counts(figures['counts'])}"
         for role, calls in figures["calls"].items():
             if "unusable" in calls:
-                line += f"; {calls['unusable']} of {counted(calls['num_calls'], 'call')} of {role} unusable"
-        line += f"; {counted(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
+                line += f"; {calls['unusable']} of {count_noun(calls['num_calls'], 'call')} of {role} unusable"
+        line += f"; {count_noun(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
         unpriced = [role for role, model in self._models.items() if prices_of(model.flags) is None]
         return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 

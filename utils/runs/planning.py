@@ -6,7 +6,7 @@ from typing import Any
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils.base import cli
 from utils.base.cli import SAMPLED, Arguments
-from utils.base.errors import UserError, counted, first_five
+from utils.base.errors import UserError, count_noun, first_five
 from utils.base.made import Pieces
 from utils.base.manifest import file_hash, folder_settings, noted_settings
 from utils.benchmarks.lampqa import plans as parsing
@@ -94,7 +94,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     if missing := [key for key in keys if key not in plans]:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
-            f"{path}: lacks {len(missing)} of {counted(len(keys), 'plan')} of this run: {named}\n"
+            f"{path}: lacks {len(missing)} of {count_noun(len(keys), 'plan')} of this run: {named}\n"
             "  make them with --planner_model, or lower --num_generated_outputs or --limit"
         )
     return {key: plans[key] for key in keys}

@@ -8,7 +8,7 @@ from typing import Any
 
 from retrieval.search import Search
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.made import Key, MadeFile, Piece
 from utils.base.manifest import manifest_of
 from utils.benchmarks.task import Task
@@ -58,7 +58,7 @@ class StageFile(MadeFile):
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-        problem = f"{self.path}: {len(failed)} of {counted(num_asked, self.noun)} unusable"
+        problem = f"{self.path}: {len(failed)} of {count_noun(num_asked, self.noun)} unusable"
         print(problem + (self.again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
         print("  to use other settings, choose another output or add --overwrite", file=sys.stderr)

@@ -9,7 +9,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from utils.base.errors import UserError, counted, first_five, kind, plural, quote
+from utils.base.errors import UserError, count_noun, first_five, kind, plural, quote
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
@@ -340,8 +340,8 @@ def _check_same_questions(systems: list[System]) -> None:
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids):
             raise UserError(
-                f"--system {system.name!r} ({few(system.files)}) "
-                f"lacks {len(lacking)} of {counted(len(all_ids), 'question')} of all systems: {first_five(lacking)}\n"
+                f"--system {system.name!r} ({few(system.files)}) lacks {len(lacking)} of "
+                f"{count_noun(len(all_ids), 'question')} of all systems: {first_five(lacking)}\n"
                 "  use score files of the same questions, or add --allow_partial to compare the common ones"
             )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.base.errors import UserError, counted, is_first_process
+from utils.base.errors import UserError, count_noun, is_first_process
 from utils.base.manifest import differences, read_folder_manifest
 from utils.base.writing import STAGED, Lock, check_could_write, check_free, replace_link
 
@@ -36,9 +36,11 @@ class Selection:
     def describe_end(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
-            return f"{counted(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
+            return (
+                f"{count_noun(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
+            )
         best = f"{self.words} {figures[self.name]:z.4f}"
-        return f"{counted(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
+        return f"{count_noun(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prompts import Prompt
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted, first_five, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, first_five, quote
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.generation.chat import LocalChat, PlainText
@@ -109,7 +109,7 @@ def make_examples(
             fitted = room.fit(prompt, items, task.join, **lesson.values)
         if teacher is not None and fitted is not None:
             if (number := fitted.num_contexts_used) != (lesson.num_contexts or number):
-                problem = f"its sample's prompt had {counted(lesson.num_contexts, 'post')}, but {number} fit here"
+                problem = f"its sample's prompt had {count_noun(lesson.num_contexts, 'post')}, but {number} fit here"
                 remedy = "sample with --max_tokens as large as --max_target_length, and the same --max_model_len"
                 raise UserError(f"id {quote(record['id'])}: {problem}\n  {remedy}")
             shown = items[: fitted.num_contexts_used]
@@ -140,7 +140,7 @@ def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson]
     fitting = {example.record["id"] for example in examples}
     if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
         raise UserError(
-            f"{flag} {length}: too small for {len(too_long)} of {counted(len(lessons), 'question')} of {path}\n"
+            f"{flag} {length}: too small for {len(too_long)} of {count_noun(len(lessons), 'question')} of {path}\n"
             f"  too long even without posts: {first_five(too_long)}"
         )
 
@@ -149,13 +149,13 @@ def describe_examples(path: str, examples: Sequence[Example], words: str = "ques
     """Describe a dataset's examples; `words` is the plural noun after their number."""
     prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
     num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
-    number = named(len(examples), words)
+    number = count_plural(len(examples), words)
     return (
         f"{path}: {number}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
         f"targets: {sum(len(example.target) for example in examples)} tokens; "
         f"the longest example {max((example.length for example in examples), default=0)} tokens\n"
-        f"  {named(sum(prompt.num_contexts_used for prompt in fitted), 'posts')}, {num_cut} of them cut; "
+        f"  {count_plural(sum(prompt.num_contexts_used for prompt in fitted), 'posts')}, {num_cut} of them cut; "
         f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
-        f"{named(sum(getattr(prompt, 'question_cut', False) for prompt in fitted), 'questions')}, "
-        f"{named(sum(example.is_cut for example in examples), 'targets')}"
+        f"{count_plural(sum(getattr(prompt, 'question_cut', False) for prompt in fitted), 'questions')}, "
+        f"{count_plural(sum(example.is_cut for example in examples), 'targets')}"
     )

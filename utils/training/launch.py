@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, named, num_processes
+from utils.base.errors import UserError, count_noun, count_plural, num_processes
 from utils.base.manifest import describe_run, file_hash, read_folder_manifest, refuse_unranked
 from utils.base.progress import announce
 from utils.benchmarks.checks import Record
@@ -101,7 +101,7 @@ def execute(training: Training) -> int:
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
         raise UserError(
             f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, "
-            f"{counted(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
+            f"{count_noun(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
             "  use a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
@@ -196,8 +196,8 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
     size = effective_batch_size(args)
     return (
         f"effective batch size: {args.per_device_train_batch_size} per device "
-        f"x {counted(args.gradient_accumulation_steps, 'accumulation step')} "
-        f"x {counted(num_processes(), 'process', 'processes')} = {named(size, what)} per step"
+        f"x {count_noun(args.gradient_accumulation_steps, 'accumulation step')} "
+        f"x {count_noun(num_processes(), 'process', 'processes')} = {count_plural(size, what)} per step"
         + ("" if paper in (None, size) else f" (paper: {paper})")
     )
 

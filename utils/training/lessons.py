@@ -15,7 +15,7 @@ from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.errors import UserError, count_noun, first_five, quote
 from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
@@ -154,7 +154,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
     count = len(records) - len(lessons)
-    return lessons, [f"{counted(count, 'question')} skipped: no target text"] if count else []
+    return lessons, [f"{count_noun(count, 'question')} skipped: no target text"] if count else []
 
 
 def distillation_lessons(
@@ -182,9 +182,9 @@ def distillation_lessons(
                     )
                 else:
                     empty += 1
-    notes = [f"{counted(len(leaked), 'question')} skipped: the profile has text that only the scorer may see"]
+    notes = [f"{count_noun(len(leaked), 'question')} skipped: the profile has text that only the scorer may see"]
     notes[0] += f": {first_five(leaked)}" if leaked else ""
-    notes += [f"{counted(empty, 'sample')} skipped: without the text that the model wrote (raw)"] if empty else []
+    notes += [f"{count_noun(empty, 'sample')} skipped: without the text that the model wrote (raw)"] if empty else []
     return lessons, notes
 
 
@@ -196,7 +196,7 @@ def check_samples(args: Namespace, prompt: Prompt) -> None:
         raise UserError(f"{args.response_addr}: {problem}\n  use the dataset that it was sampled from")
     number = made.get("num_contexts", args.num_contexts) if made.get("rag", True) else 0
     if number != args.num_contexts:
-        problem = f"was sampled with {counted(number, 'post')}, not {args.num_contexts}"
+        problem = f"was sampled with {count_noun(number, 'post')}, not {args.num_contexts}"
         raise UserError(f"{args.response_addr}: {problem}\n  use --num_contexts {number}")
     if made.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         raise UserError(f"{args.response_addr}: was sampled with another {prompt.name} prompt; sample with this one")

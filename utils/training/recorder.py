@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.manifest import read_folder_manifest, write_folder_manifest
 from utils.base.progress import Progress, announce
 from utils.base.writing import open_appending, sync_folder, write_line
@@ -146,7 +146,9 @@ class Recorder(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         score = f"{self._selection.words} {metrics[self._selection.figure]:z.4f}"
         if "eval_aspect_recall" in metrics:
-            score += f", aspect recall {metrics['eval_aspect_recall']:.3f} of {counted(metrics['eval_plans'], 'plan')}"
+            score += (
+                f", aspect recall {metrics['eval_aspect_recall']:.3f} of {count_noun(metrics['eval_plans'], 'plan')}"
+            )
         announce(f"step {state.global_step}: {score}")
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

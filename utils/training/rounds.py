@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, median, pstdev, stdev
 from typing import Any
 
-from utils.base.errors import UserError, counted, first_five, is_first_process, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, first_five, is_first_process, quote
 from utils.base.manifest import noted_settings, read_manifest
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
@@ -141,10 +141,10 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
                 examples.append(example)
     counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
     unknown = counts.pop("calls at an unknown temperature", 0)
-    notes = [f"skipped: {named(count, what)}" for what, count in counts.items() if count]
+    notes = [f"skipped: {count_plural(count, what)}" for what, count in counts.items() if count]
     if unknown:
         notes.append(
-            f"{counted(unknown, 'call')} at the model's default temperature, taken as 1; sample with --temperature 1"
+            f"{count_noun(unknown, 'call')} at the model's default temperature, taken as 1; sample with --temperature 1"
         )
     for question_id, size in largest.items():
         usual_size = median(largest.values())
@@ -193,7 +193,7 @@ def read_responses_to(records: list[Record], path: str, task: Task | None = None
     refuse_other_questions(path, responses, records)
     if foreign := sorted(responses.keys() - {record["id"] for record in records}):
         raise UserError(
-            f"{path}: {counted(len(foreign), 'response')} to no question of the dataset: {first_five(foreign)}"
+            f"{path}: {count_noun(len(foreign), 'response')} to no question of the dataset: {first_five(foreign)}"
         )
     return responses
 
@@ -291,10 +291,10 @@ def example_of(line: Line, record: Record, window: Window, advantage: float, tem
 def describe_round(path: str, examples: Sequence[Example]) -> str:
     """Return a description of what is learnt."""
     size = math.sqrt(fmean(example.advantage**2 for example in examples))
-    questions = counted(len({example.record["id"] for example in examples}), "question")
+    questions = count_noun(len({example.record["id"] for example in examples}), "question")
     temperatures = sorted({example.temperature for example in examples})
     return (
-        f"{path}: {counted(len(examples), 'call')} of {questions}, "
+        f"{path}: {count_noun(len(examples), 'call')} of {questions}, "
         f"{sum(len(example.target) for example in examples)} tokens to learn; the longest call has "
         f"{max(example.length for example in examples)} tokens; {sum(example.advantage > 0 for example in examples)} "
         f"with an advantage above 0; root mean square {size:.2f}; "

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.base.errors import UserError, named
+from utils.base.errors import UserError, count_plural
 from utils.base.manifest import file_hash, publishing
 from utils.base.writing import open_whole
 from utils.benchmarks.personamem.letters import LETTERS
@@ -237,7 +237,7 @@ def write_files(
                     lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
                 counts.update(part.counts)
         if not rows:
-            reasons = "; ".join(named(count, name) for name, count in counts.items() if count)
+            reasons = "; ".join(count_plural(count, name) for name, count in counts.items() if count)
             raise UserError(f"no question is left: {reasons}")
         counts = +counts  # without zeros
         of_contexts["counts"] = of_table["counts"] = dict(counts)
