@@ -307,7 +307,7 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     before = listing(folder)
     for flags in ([], ["--no-resume"]):
         assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
-            f"{folder}: a run with other settings: seed: 0, now 1\n"
+            f"{folder}: holds a run with other settings: seed: 0, now 1\n"
             "  choose another --output_dir, or add --overwrite to delete its checkpoints and start over"
         )
     assert listing(folder) == before
@@ -463,7 +463,7 @@ def test_each_title_is_one_line_and_questions_without_titles_are_skipped(chat, p
     (example,) = build_examples(TASK, records, "f", prompt, chat, args)
     assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nFood{END}"
     message = refusal(build_examples, TASK, records[:1], "train.json", prompt, chat, args)
-    assert message == "train.json: no question has aspects in its rubric; there is nothing to train on"
+    assert message == "train.json: no question has aspects in its rubric to train on"
 
 
 def test_plans_are_scored_by_the_share_of_the_titles_that_they_have():

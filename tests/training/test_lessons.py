@@ -274,7 +274,7 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
         (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
         (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
         (["--objective", "distill"], "--objective distill: needs --response_addr"),
-        (["--objective", "distill", "--response_addr", "r", "--validation_addr", "v"], "only a training on references"),
+        (["--objective", "distill", "--response_addr", "r", "--validation_addr", "v"], "only training on references"),
         (["--prompt", "feedback"], "--prompt: needs --target_addr"),
         (
             ["--objective", "distill", "--response_addr", "{samples}", "--per_device_train_batch_size", "2"],
@@ -343,7 +343,7 @@ def test_samples_of_another_model_or_prompt_are_not_taken_for_ones_own(tmp_path,
     path = write_samples(tmp_path, model="another", arguments={"temperature": 0.5, "top_k": 20})
     assert train_dry(tmp_path, "--objective", "distill", "--response_addr", path) == 0
     said = capsys.readouterr().err
-    assert "samples.json: has calls of another, and the training begins with sha256:" in said
+    assert "samples.json: has calls of another, but the training starts from sha256:" in said
     assert "samples.json: sampled with --top_k 20 and --temperature 0.5, but training uses the full" in said
     for settings, problem in (({"num_contexts": 3}, "was sampled with 3 posts, not 10\n  use --num_contexts 3"),
                               ({"prompt": {"rag": "0"}}, "was sampled with another rag prompt")):  # fmt: skip
