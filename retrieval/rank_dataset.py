@@ -10,11 +10,11 @@ Controls rank another user's posts: the paper's "random profile", or the most si
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_similar_ranked.json \\
       --other_profile similar --seed 0
 
---ranker recency puts the latest items first, by their dates if the benchmark has any. Items of the same date are in
-reversed file order; items without a readable date come last and are counted. --ranker hybrid alternates between the
-dense and the recency order, as in LaMP, beginning with dense, and skips items already taken.
+--ranker recency puts the latest items first, by their dates if the benchmark has any. Items with the same date are in
+reverse file order; items without a readable date come last and are counted. --ranker hybrid takes items from the dense
+and the recency order in turn, as in LaMP, beginning with dense.
 
-Repeat the command to resume: the orders are kept in `orders/` beside the output.
+Run the same command again to resume: finished orders are kept in `orders/` beside the output.
 """
 
 import sys
@@ -85,13 +85,13 @@ def build_parser() -> FlagParser:
         "recency: latest first, or the file's order reversed if there are no dates; random: seeded; "
         "hybrid: dense and recency in turn (%(default)s)")
     add("--use_date", action=argparse.BooleanOptionalAction,
-        help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
-        "it is LaMP's time-based split)")
+        help="add each item's date to the text that the ranker reads (default: on for LaMP's time-based split, by "
+        "the dataset's manifest)")
     add("--other_profile", choices=["random", "similar"],
         help="use another user's profile for every question. random: the paper's control; similar: the one "
         "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
     add("--unit", choices=UNITS,
-        help="rank a history by message or by session (message)")
+        help="rank the messages or the sessions of a history (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser, parser)
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = settings_of_ranking(args, task, pooling)
     settings |= {"words": WORDS_VERSION} if source.has_other_words else {}
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
-    task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
+    task_as_read = with_dates(task) if settings["use_date"] else task  # has the texts that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
     ranked = RankedFile(source, args, settings, keys)
     ranked.is_finished()
@@ -164,18 +164,20 @@ def main(argv: list[str] | None = None) -> int:
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys), pooling)
         return 0
-    kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
-    if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
+    cache = open_cache(args, pooling, output.parent) if args.keep_embeddings else None
+    if ranked.finished and (
+        cache is None or (cache.folder.exists() and "texts_kept" in read_manifest(output)["counts"])
+    ):
         ranked.report_finished()
         return 0
-    # Not named after the encoder, which may have several names.
+    # Named after the ranker, because an encoder may have several names.
     store = ModelStore(output.parent / "orders", args.ranker, settings)
-    with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
+    with closing(ranked), closing(store), closing(cache) if cache else nullcontext():
         ranked.open()
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-        device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
-        if args.other_profile == "similar":  # only now are the profiles known
+        device = order_all(args, task_as_read, source, ranked, store, pooling, cache, counts)
+        if args.other_profile == "similar":  # the profiles are known only now
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
             counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
             if empty := source.sizes.count(0):
@@ -184,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
                     f"note: {output}: {count_noun(empty, 'question')} without a profile, because {why}", file=sys.stderr
                 )
         counts |= note_unmatched(args, source, ranked)
-        announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
+        announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # the output has the same posts
         ranked.finish(ranked.content(), device, counts=counts)
     posts = count_plural(counts["posts"], task.item_words)
     print(f"{output}: ranked {count_noun(counts['questions'], 'question')} with {posts}")
@@ -198,36 +200,36 @@ def order_all(
     ranked: RankedFile,
     store: ModelStore,
     pooling: "Pooling | None",
-    kept: "Embeddings | None",
+    cache: "Embeddings | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with every profile's order, from the store or by ranking it, and return the device.
+    """Fill `ranked` with every profile's order, from the store or by ranking, and return the device.
 
-    If embeddings are to be kept (`kept`), all profiles are embedded, even those with an order in the store. The numbers
-    of embedded and kept texts are added to `counts`.
+    With a `cache` (--keep_embeddings), all profiles are embedded, even those with an order in the store. The numbers of
+    embedded and cached texts are added to `counts`.
     """
     number_of = {question_id: number for number, question_id in enumerate(source.dataset.ids)}
     for number, key in enumerate(ranked.keys):
         stored = store.get(id_hash(*key))
         if stored is not None and args.other_profile == "similar":
-            source.give(number, number_of.get(stored["owner"]))
+            source.assign(number, number_of.get(stored["owner"]))
         # Earlier versions did not store whether words are shared.
         if stored is not None and (args.ranker not in BY_WORDS or "shares_words" in stored):
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
-    left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
-    records = map(source.read, left)
-    encoder = open_encoder(args, pooling, args.device, args.dtype) if left and pooling else None
+    to_rank = [number for number, key in enumerate(ranked.keys) if cache or key not in ranked.pieces]
+    records = map(source.read, to_rank)
+    encoder = open_encoder(args, pooling, args.device, args.dtype) if to_rank and pooling else None
     device = encoder.device if encoder else "cpu"
-    if left and args.other_profile == "similar":
-        lacking = {number for number in left if ranked.keys[number] not in ranked.pieces}
-        orders = give_similar(args, task, source, encoder, kept, left, lacking, counts)
+    if to_rank and args.other_profile == "similar":
+        unordered = {number for number in to_rank if ranked.keys[number] not in ranked.pieces}
+        orders = order_similar(args, task, source, encoder, cache, to_rank, unordered, counts)
     elif encoder:
-        num_texts = sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
+        num_texts = sum(source.sizes[number] + 1 for number in to_rank)
+        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, cache, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
-        orders = order_by_ranker(task, records, len(left), args)
-    with closing(orders):  # so that its progress line ends before an error is printed
+        orders = order_by_ranker(task, records, len(to_rank), args)
+    with closing(orders):  # ends the progress line before an error is printed
         for record, ordered in orders:
             if (record["id"],) not in ranked.pieces:
                 if store.get(id_hash(record["id"])) is None:
@@ -238,17 +240,17 @@ def order_all(
     return device
 
 
-def give_similar(
+def order_similar(
     args: Arguments,
     task: Task,
     source: Source,
     encoder: "Encoder | None",
-    kept: "Embeddings | None",
-    left: list[int],
-    lacking: set[int],
+    cache: "Embeddings | None",
+    to_rank: list[int],
+    unordered: set[int],
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, Ordered]]:
-    """Give the `lacking` questions, which have no order yet, the most similar profiles; yield the orders of `left`."""
+    """Assign the most similar profiles to the `unordered` questions, then yield the orders of all in `to_rank`."""
     from retrieval.similar import by_bm25, by_embeddings, find_similar
 
     records = [source.dataset[number] for number in range(len(source.dataset.ids))]
@@ -258,20 +260,20 @@ def give_similar(
         from retrieval.encoder import WINDOW
 
         with closing(Progress(len(texts), "texts", at_once=WINDOW)) as progress:
-            embeddings = embed(encoder, texts, args.batch_size, kept, counts, progress)
+            embeddings = embed(encoder, texts, args.batch_size, cache, counts, progress)
     scores_of = by_embeddings(row_of, embeddings) if encoder else by_bm25
     for number, owner in find_similar(source, task, args, records, scores_of):
-        if number in lacking:
-            source.give(number, owner)
-    given = map(source.read, left)
+        if number in unordered:
+            source.assign(number, owner)
+    with_profiles = map(source.read, to_rank)
     if encoder:
-        yield from order_block(task, given, row_of, embeddings, encoder)
+        yield from order_block(task, with_profiles, row_of, embeddings, encoder)
     else:
-        yield from order_by_ranker(task, given, len(left), args)
+        yield from order_by_ranker(task, with_profiles, len(to_rank), args)
 
 
 def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile) -> dict[str, int]:
-    """Return the count of questions that share no word with any of their items, and print it; empty if it is 0."""
+    """Return the count of questions that share no word with any of their items, and print a note; empty if 0."""
     sizes = zip(ranked.keys, source.sizes, strict=True)
     unmatched = sum(size > 0 and not ranked.pieces[key]["shares_words"] for key, size in sizes)
     if not unmatched:
@@ -297,7 +299,7 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
 
 
 def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooling: "Pooling | None") -> None:
-    """Raise UserError if the encoder's tokenizer cannot be used, or turns a text into tokens that the model lacks."""
+    """Raise UserError if the encoder's tokenizer cannot be used, or makes tokens that the model does not have."""
     if pooling:
         from retrieval.encoder import open_tokenizer
 
@@ -309,7 +311,7 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooli
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, pooling: "Pooling | None") -> None:
-    """Print what would be ranked, and what this machine has and lacks for that."""
+    """Print what would be ranked, and what this machine has and lacks for it."""
     num_items = sum(source.sizes)
     items = count_plural(num_items, source.dataset.task.item_words)
     print(f"{count_noun(num_questions, 'question')} with {items}, ranked by {args.ranker}")
@@ -322,21 +324,21 @@ def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int
         )
 
 
-def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
-    """Return the embeddings that are kept beside the output; UserError if none could be written there."""
+def open_cache(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
+    """Return the embeddings beside the output (--keep_embeddings); UserError if they could not be written."""
     from retrieval.embeddings import Embeddings
 
-    described = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
-    kept = Embeddings(folder / "embeddings", args.model_name, described)
-    kept.check_writable()
-    return kept
+    settings = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
+    cache = Embeddings(folder / "embeddings", args.model_name, settings)
+    cache.check_writable()
+    return cache
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
-    # Rankers without an encoder have always had the default length among their settings.
+    # Earlier versions already stored the default length for rankers without an encoder.
     settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
     if not (args.other_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
@@ -344,9 +346,9 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Return whether the ranker reads items with their dates: as --use_date says, else on LaMP's time-based split.
+    """Return whether the ranker reads items with their dates: as --use_date says, else for LaMP's time-based split.
 
-    The default is that of LaMP's paper. UserError if the flag asks for dates and the benchmark's items have none.
+    The default follows LaMP's paper. UserError if the flag asks for dates, but the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; remove the flag")

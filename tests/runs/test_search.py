@@ -249,7 +249,7 @@ def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path):
     (store / "search-a-model" / "model.json").write_text('{"model": "search-a-model"}')
     assert searching.run(*flags, "--cached_only") == 0 and searching.output.read_bytes() == whole
     searching.write(SEARCHES.replace("k=2", "k=3").replace("ask.search(query", 'ask.search(f"{query} rome"'))
-    with pytest.raises(UserError, match=r"lacks a search of record .* for .* rome"):
+    with pytest.raises(UserError, match=r"has no search of record .* for .* rome"):
         searching.run(*flags, "--cached_only")
     other = save_tiny_encoder(tmp_path / "other" / "encoder", seed=1)
     searching.run("--search", "dense", "--model_name", other, "--completions", store, output=tmp_path / "other.json")
@@ -371,7 +371,7 @@ def test_embeddings_are_kept_once(tmp_path, kind):
     kept.add(["a", "b", "c", "d"], rows)
     kept.add(["a", "e"], rows[:2])
     kept.close()
-    again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, also=[tmp_path])
+    again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, read_only=[tmp_path])
     again.add(["x"], rows[:1])
     kept_rows = again.find(["x", "d", "c", "a", "unknown", "e"])
     assert kept_rows.keys() == {"x", "d", "a", "e"}  # c is NaN
@@ -387,7 +387,7 @@ def test_damaged_embeddings(tmp_path):
     [hashes], [numbers] = kept.folder.glob("*.sha"), kept.folder.glob("*.f32")
     hashes.write_bytes(hashes.read_bytes()[:-3])
     assert kept.find(["a", "b"]).keys() == {"a"}  # a torn file is read up to its end
-    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: it lacks rows")):
+    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: rows are missing")):
         kept.close()
         numbers.write_bytes(content)
         with pytest.raises(UserError, match=message):
