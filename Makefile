@@ -36,7 +36,7 @@ setup: $(STAMP) ## install everything into .venv (what it has already, else for 
 
 $(STAMP):
 	@command -v $(PYTHON) > /dev/null || { \
-	    echo "error: $(PYTHON) not found; give Python 3.11 to 3.14: make setup PYTHON=python3.12" >&2; exit 1; }
+	    echo "error: $(PYTHON) not found; use Python 3.11 to 3.14: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) utils/check_machine.py $(REQUIREMENTS)
 	@echo "setup: creating .venv for $(REQUIREMENTS)"
 	@$(PYTHON) -m venv --clear .venv
@@ -47,7 +47,7 @@ ifneq ($(ON_CPU),)
 	    echo "setup: the configured package index does not have it, trying $(TORCH_CPU_INDEX)"; \
 	    $(PIP) install -qq --retries 2 --index-url $(TORCH_CPU_INDEX) $(TORCH) 2> .venv/torch-errors-2 || { \
 	    if grep -q 'Retrying (' .venv/torch-errors-2; then why="could not be reached"; else why="does not have it"; fi; \
-	    echo "error: $(TORCH) is not in pip's configured indexes, and $(TORCH_CPU_INDEX) $$why: give a mirror of it" \
+	    echo "error: $(TORCH) is not in pip's configured indexes, and $(TORCH_CPU_INDEX) $$why: use a mirror of it" \
 	        "(make setup TORCH_CPU_INDEX=URL) or a folder with the wheel (PIP_FIND_LINKS=FOLDER make setup);" \
 	        "pip's messages are in .venv/torch-errors*" >&2; \
 	    exit 1; }; }

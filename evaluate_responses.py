@@ -92,7 +92,7 @@ def build_parser() -> cli.FlagParser:
         " --constrained_decoding",
         lambda args: args.verdicts is not None,
         "with --verdicts, which generates no text",
-        "leave out --verdicts",
+        "remove --verdicts",
     )
     parser.without_effect(
         "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --constrained_decoding",
@@ -123,7 +123,7 @@ def prepare(args: cli.Arguments) -> Stage:
     if strategy == "reward" and args.num_contexts:
         refuse_unranked(args.inputs_addr, args.unranked)
     if "shots" in args.given and "shots" not in metric.needs:
-        raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; leave the flag out")
+        raise UserError(f"--shots: the judge of {task.name}'s {strategy} sees no scored responses; remove the flag")
     if metric.num_samples > 1 and "temperature" not in args.given:
         args = args.replaced(temperature=1.0)
 

@@ -6,9 +6,10 @@
       --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
       --validation_addr validation_ranked.json --output_dir planner
 
-The planner is a LoRA adapter on a frozen model; the loss covers the target alone. Checkpoints are saved as
-<output_dir>/checkpoint-<step>, and <output_dir>/best links to the one with the lowest validation loss. On SIGTERM or
-Ctrl-C, training saves a checkpoint after the current step and stops. Run the same command again to resume from it.
+The planner is a LoRA adapter on a frozen model; only the target has a loss. Checkpoints are saved as
+<output_dir>/checkpoint-<step>, and with --validation_addr <output_dir>/best links to the one with the lowest validation
+loss. On SIGTERM or Ctrl-C, training saves a checkpoint after the current step and stops. Run the same command again to
+resume from it.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in, digests, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
@@ -82,7 +83,7 @@ def build_parser() -> cli.FlagParser:
     add("--save_steps", type=cli.positive_int, default=250,
         help="steps between checkpoints; with --validation_addr, each is evaluated (%(default)s)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
-        help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
+        help="generate plans for this many validation questions at each evaluation, for aspect recall (%(default)s)")
     launch.add_run_arguments(parser)
     parser.not_a_setting("--planner_target", "the lead-in is a setting")
     parser.not_a_setting("--eval_generate", "these plans do not choose the best checkpoint")
@@ -95,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     launch.set_up(args, SCRIPT)
     args, model = with_defaults(args), ModelFolder(args.model_addr, args.cache_dir)
     if model.adapter:
-        raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
+        raise UserError(f"--model_addr {args.model_addr}: is an adapter; pass the base model to train")
 
     def needs(task: Task) -> list[str]:
         return ["profile", *task.gold_plan_needs]
@@ -123,9 +124,9 @@ def main(argv: list[str] | None = None) -> int:
         return PlannerTrainer
 
     lines = []
-    for path, listed in ((args.inputs_addr, examples), (args.validation_addr, validation)):
-        num_aspects = sum(len(task.gold_plan(example.record)) for example in listed)
-        lines += [describe_examples(path, listed, f"questions with {counted(num_aspects, 'aspect')}")] if listed else []
+    for path, part in ((args.inputs_addr, examples), (args.validation_addr, validation)):
+        num_aspects = sum(len(task.gold_plan(example.record)) for example in part)
+        lines += [describe_examples(path, part, f"questions with {count_noun(num_aspects, 'aspect')}")] if part else []
     description = "\n".join([*lines, launch.describe_batch(args, "sequences", PAPER_BATCH)])
     score = partial(score_plans, task, lead_in, {record["id"]: record for record in validation_records})
     return launch.execute(Training(args, settings, description, BEST, chat, examples, validation, score, load_trainer))
@@ -161,7 +162,7 @@ def build_examples(
         if (titles := task.gold_plan(record))
     ]
     if records and not lessons:
-        raise UserError(f"{path}: no question has aspects in its rubric; there is nothing to train on")
+        raise UserError(f"{path}: no question has aspects in its rubric to train on")
     window = Window(chat, args.max_seq_length, 0)
     examples = make_examples(task, lessons, prompt, window, args.num_contexts, cuts_targets=False)
     refuse_too_long("--max_seq_length", args.max_seq_length, path, lessons, examples)
@@ -169,7 +170,7 @@ def build_examples(
 
 
 def score_plans(task: Task, lead_in: str | None, records: dict[str, Record], texts: Texts) -> dict[str, float]:
-    """Return the mean recall of the questions' aspects by plans, and counts."""
+    """Return the mean share of a question's aspects that its plan has, and counts."""
     parse = plan_parser(lead_in)
     plans = {question_id: parse(*text).value for question_id, text in texts.items()}
     recalls = [

@@ -1,6 +1,6 @@
-"""Rank the posts of every profile, once."""
+"""Rank the posts of every profile once, for all later commands."""
 
 WITH_ENCODER = ("dense", "hybrid")  # values of --ranker that load a model
-FULL_LENGTH = 512  # tokens at which an encoder cuts a text, unless its files say otherwise; one unit of --batch_size
-WORDS_VERSION = 2  # of the rule in `rankers.words_of`: orders of another version are not those of this one
+FULL_LENGTH = 512  # tokens: where an encoder cuts texts, unless its files say otherwise; also the unit of --batch_size
+WORDS_VERSION = 2  # of `rankers.words_of`; orders by another version are not reused
 WITHOUT_TEXTS = ("recency", "random")  # values that read no texts

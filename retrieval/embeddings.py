@@ -1,12 +1,12 @@
-"""Embeddings that are kept on disk, so that each text is embedded once.
+"""Embeddings on disk, so that each text is embedded once.
 
   embeddings/
-    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder and settings that change its embeddings
+    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder and its settings
       20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers (.f16: 16)
       20261124T015000-node7-4711-9c2e.768.sha    the hashes of the rows' texts
 
 Files only grow, so several processes and nodes can share a folder. A row is written before its hash, and counts only
-once its hash is there.
+when its hash is there.
 """
 
 import hashlib
@@ -28,36 +28,36 @@ HASH = 16  # bytes of a text's hash
 
 
 class Embeddings:
-    """The kept embeddings of one encoder, by text."""
+    """The stored embeddings of one encoder, by text."""
 
-    def __init__(self, folder: Path, model_name: str, described: dict[str, Any], also: Sequence[Path] = ()):
+    def __init__(self, folder: Path, model_name: str, settings: dict[str, Any], read_only: Sequence[Path] = ()):
         """
         Args:
-            folder: the folder of all encoders; new embeddings are written there.
-            described: everything that an embedding depends on besides its text.
-            also: further such folders, which are only read.
+            folder: the folder for all encoders; new embeddings are written to it.
+            settings: everything except the text that an embedding depends on.
+            read_only: more such folders, to read from only.
         """
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model_name).name) or "encoder"
         self.folder = folder / f"{name}-{digest}"
-        self._roots, self._pattern = (folder, *also), f"*-{digest}/*.sha"
-        self._own: tuple[IO[bytes], IO[bytes]] | None = None  # the rows and hashes that this process adds
+        self._roots, self._pattern = (folder, *read_only), f"*-{digest}/*.sha"
+        self._own: tuple[IO[bytes], IO[bytes]] | None = None  # this process's files, for rows and hashes
 
     @cached_property
     def _places(self) -> dict[bytes, tuple[Path, int]]:
-        """Where each embedding is, by its text's hash: a file, and the number of a row in it."""
+        """By the hash of a text: the file with its embedding, and the row in the file."""
         places: dict[bytes, tuple[Path, int]] = {}
         for path in (path for root in self._roots for path in sorted(root.glob(self._pattern))):
             hashes, rows = path.read_bytes(), path.with_suffix(".f32")
             rows = half if (half := path.with_suffix(".f16")).is_file() else rows
             num_rows = len(hashes) // HASH
             if num_rows and (not rows.is_file() or rows.stat().st_size < num_rows * _row_size(rows)):
-                raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
+                raise UserError(f"{rows}: is damaged: rows are missing; delete it and {path.name}")
             places.update((hashes[row * HASH : (row + 1) * HASH], (rows, row)) for row in range(num_rows))
         return places
 
     def find(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the kept embeddings (D,) of these texts, by text; UserError if one is not usable."""
+        """Return the stored embeddings (D,) of these texts, by text; UserError if a stored embedding is not usable."""
         rows, wanted = {}, defaultdict[Path, list[tuple[str, int]]](list)
         for text in texts:
             if (place := self._places.get(_hash(text))) is not None:
@@ -73,7 +73,7 @@ class Embeddings:
         return rows
 
     def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
-        """Keep the embeddings (N, D) of these texts, all different, if they are new and usable, in their own type."""
+        """Store the embeddings (N, D) of these distinct texts, in the array's type, if they are new and usable."""
         hashes = [_hash(text) for text in texts]
         new = [index for index in np.flatnonzero(usable_rows(rows)) if hashes[index] not in self._places]
         if not new:
@@ -89,12 +89,12 @@ class Embeddings:
             write_line(rows_file, rows[new].tobytes(), path)
             write_line(hashes_file, b"".join(hashes[index] for index in new), path.with_suffix(".sha"))
         except OSError:
-            self._own = None  # a file may end within a row now, so later rows go to new files
+            self._own = None  # the file may end within a row now, so later rows go to a new one
             raise
         self._places.update({hashes[index]: (path, first + number) for number, index in enumerate(new)})
 
     def check_writable(self) -> None:
-        """Raise UserError if nothing could be written to the folder; create nothing."""
+        """Raise UserError if the folder could not be written; create nothing."""
         check_could_write(self.folder / "rows.f32")
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ def _row_size(path: Path) -> int:
 
 
 def usable_rows(embeddings: np.ndarray) -> np.ndarray:
-    """Return which embeddings (N, D) can be compared: neither NaN nor infinite, nor all zeros. Shape (N,)."""
+    """Return which of the embeddings (N, D) can be compared: no NaN, not infinite, not all zeros. Shape (N,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.linalg.norm(embeddings.astype(np.float32, copy=False), axis=1)
     return np.isfinite(norms) & (norms > 0)  # the dot product of two usable ones is finite too

@@ -17,26 +17,26 @@ import numpy as np
 
 from retrieval import FULL_LENGTH
 from retrieval.pooling import MEAN, Pooling
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
 from utils.models.model_folder import ModelFolder
 
 GPU_BATCH_SIZE = 64
-# On a CPU, larger batches are slower, because buffers outgrow its caches and padding grows: on two cores, BERT-base
+# On a CPU, larger batches are slower, because buffers outgrow the caches and padding grows: on two cores, BERT-base
 # took 10.5 s with a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Smaller batches are hardly faster, and slower if
 # other work shares the cores.
 CPU_BATCH_SIZE_PER_THREAD = 2
-FULL_ENOUGH = 1 / 4  # share of the budget from which a new batch is cheaper than more padding
-ALIKE = 0.95  # share of the longest text's length above which padding is negligible
-WINDOW = 4096  # texts tokenized and sorted at a time, while the previous window is embedded; limits memory
-QUEUED = 4  # batches per model, so that no model waits for the others or for the next window
-UNUSUAL = "text 漢 \u0378"  # fails if a vocabulary has no token for unknown characters
-TOKENIZED_AT_ONCE = 512  # texts; a tokenizer takes over a hundred bytes per token, also for tokens that are cut off
+FULL_ENOUGH = 1 / 4  # once this share of the budget is used, a new batch is cheaper than more padding
+ALIKE = 0.95  # texts of at least this share of the longest text's length need negligible padding
+WINDOW = 4096  # texts to tokenize and sort at a time, while the previous window is embedded; limits memory
+QUEUED = 4  # waiting batches per model, so that no model waits for other models or for the next window
+UNUSUAL = "text 漢 \u0378"  # tokenizing it fails if the vocabulary has no token for unknown characters
+TOKENIZED_AT_ONCE = 512  # texts; a tokenizer needs over a hundred bytes per token, even for tokens that it cuts
 
 T = TypeVar("T")
-Batch = tuple[list[int], Any, Any]  # row numbers of B texts, token ids with padding (B, T), lengths in tokens (B,)
+Batch = tuple[list[int], Any, Any]  # for B texts: row numbers, padded token ids (B, T), and lengths in tokens (B,)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Encoder:
 
     model: Any
     tokenizer: Any
-    replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; batches are distributed over all
+    replicas: tuple[Any, ...] = ()  # copies of the model on other GPUs, which share the batches
     pooling: Pooling = MEAN
 
     @property
@@ -60,7 +60,7 @@ def load_encoder(
     dtype: str = "float32",
     pooling: Pooling = MEAN,
 ) -> Encoder:
-    """Load a BERT-like model by hub name or folder; after `ModelFolder.checked`.
+    """Load a BERT-like model by hub name or folder. Call `ModelFolder.checked` first.
 
     Args:
         device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs if there are any.
@@ -68,21 +68,21 @@ def load_encoder(
 
     Raises:
         UserError: `device` is "cuda", but torch finds no GPU; the model cannot be loaded, or reads fewer than
-            `pooling.max_length` tokens; or a GPU has no memory left for it.
+            `pooling.max_length` tokens; or a GPU has too little free memory.
     """
-    # A model with only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, which runs no
-    # pickled code. But transformers would also ask the hub, from a background thread, to convert the model.
+    # transformers reads a pytorch_model.bin without running pickled code (torch.load with weights_only=True). But it
+    # would also start a background thread that asks the hub to convert the model.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     import torch
     import transformers
 
     if logging.getLogger().level >= logging.WARNING:
-        transformers.logging.set_verbosity_error()  # or it would warn of a missing pooler, which is not used here
+        transformers.logging.set_verbosity_error()  # no warning about a missing pooler, which is not used here
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
     source = ModelFolder(model_name, cache_dir).source
-    # In bfloat16 on a CPU, torch's fused attention is half as fast as the separate products.
+    # In bfloat16 on a CPU, torch's fused attention is half as fast as eager attention.
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     tokenizer, _ = open_tokenizer(model_name, cache_dir, pooling)
@@ -95,16 +95,16 @@ def load_encoder(
                 "use a model with safetensors"
             ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # or they stay random
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # they would be random
     model.eval()
-    # Such a model fits any GPU that others don't use.
+    # An encoder fits on any GPU that is free.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or exclude it with CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
         return Encoder(model.to(devices[0]), tokenizer, replicas, pooling)
 
 
 def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> tuple[Any, int | None]:
-    """Return the encoder's tokenizer, and the size of the model's vocabulary, None if its config does not have it.
+    """Return the encoder's tokenizer, and the size of the model's vocabulary (None if its config does not say).
 
     UserError if loading fails, the model reads fewer than `pooling.max_length` tokens, or the tokenizer has no fast
     version.
@@ -119,13 +119,13 @@ def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> 
         size = getattr(config, "vocab_size", None)
         limit = most_tokens(config) or max_length
     if max_length > limit:
-        raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
+        raise UserError(f"{model_name}: reads at most {limit} tokens; use --max_length {limit} or less")
     with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
         ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
         check_special_tokens(tokenizer, config, "pad_token")
         check_tokens(ids, tokenizer, size)
-    if not tokenizer.is_fast:  # slow tokenizers do not report which texts they cut
+    if not tokenizer.is_fast:  # slow tokenizers do not report what they cut
         what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, and slow ones are not supported"
         raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
     if pooling.lower_case:
@@ -135,10 +135,10 @@ def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> 
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return the most tokens that a model reads; None if its transformers config sets no limit.
+    """Return the most tokens that a model reads; None if its config sets no limit.
 
     Models like RoBERTa (XLM-R, MPNet) number positions from the padding token's id + 1, so BGE-M3, with 8194 positions,
-    reads texts of 8192 tokens.
+    reads 8192 tokens.
     """
     import torch
     import transformers
@@ -153,9 +153,9 @@ def most_tokens(config: Any) -> int | None:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Return the devices of the model and its replicas: every GPU, unless `device` is "cpu" or a GPU such as "cuda:0".
+    """Return the devices for the model and its replicas: all GPUs, unless `device` is "cpu" or a GPU ("cuda:0").
 
-    UserError if a requested GPU is missing or unusable.
+    UserError if a GPU is requested, but missing or unusable.
     """
     import torch
 
@@ -171,11 +171,12 @@ def pick_devices(device: str) -> list[str]:
 def embed_texts(
     encoder: Encoder, texts: Sequence[str], batch_size: int | None = None, progress: Progress | None = None
 ) -> tuple[np.ndarray, int]:
-    """Embed every text, by pooling its last hidden states.
+    """Embed every text by pooling its last hidden states.
 
     Args:
-        batch_size: maximum number of texts of 512 tokens per batch; more if they are shorter. The default is 64 on a
-            GPU. On a CPU it is 2 per thread, which is also the most. Batches change embeddings only by rounding.
+        batch_size: maximum number of texts of 512 tokens per batch; of shorter texts, a batch holds more. The default
+            is 64 on a GPU, and 2 per thread on a CPU, where it is also the maximum. Batches change embeddings only by
+            rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
@@ -207,7 +208,7 @@ def embed_texts(
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items of an iterator; a thread makes the next item while the current one is in use."""
+    """Yield the items of an iterator; a thread computes the next item while the current one is in use."""
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(next, items, None)
         while (item := pending.result()) is not None:
@@ -228,8 +229,9 @@ def _token_budget(device_type: str, batch_size: int | None) -> int:
 def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Yield batches of text indices, longest texts first, within `budget` padded tokens and with little padding.
 
-    With the longest first, a batch size that does not fit in memory fails in the first batch. A text longer than the
-    budget gets its own batch. Once a quarter of the budget is filled, a batch ends where the texts get shorter.
+    Because the longest texts come first, a batch size that is too large for the memory fails in the first batch. A text
+    longer than the budget gets its own batch. Once a quarter of the budget is used, a batch ends where the texts get
+    shorter.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
@@ -262,9 +264,9 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yield each batch's rows and embeddings, in order; an idle model or replica takes the next batch."""
+    """Yield each batch's rows and embeddings in order; each batch goes to a model or replica that is idle."""
     pooling = encoder.pooling
-    if not encoder.replicas:  # stay in this thread, so that a signal stops the work at once
+    if not encoder.replicas:  # in this thread, so that a signal stops the work at once
         yield from ((rows, _embed_batch(encoder.model, pooling, *batch)) for rows, *batch in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()
@@ -292,15 +294,15 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
 
 
 def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> np.ndarray:
-    """Embed the token ids of B texts as (B, D); UserError with a remedy if they do not fit in memory."""
+    """Return the embeddings (B, D) of B texts' token ids; UserError with a remedy if they do not fit in memory."""
     import torch
 
     count, longest = input_ids.shape
     size = count * longest / FULL_LENGTH  # in units of --batch_size
-    remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
+    remedy = "use another --device, --dtype bfloat16 or a smaller --max_length"
     if count > 1 and size > 1:
-        remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
-    what = f"{counted(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
+        remedy = f"lower --batch_size to {max(1, int(size / 2))}; finished rankings are kept"
+    what = f"{count_noun(count, 'text')} of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
@@ -309,7 +311,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
             pooled = hidden[:, 0]
         elif pooling.mode == "lasttoken":
             last = hidden[torch.arange(count, device=model.device), lengths - 1]  # padding is on the right
-            pooled = last * (lengths > 0)[:, None]  # zeros, which are refused, for a text without tokens
+            pooled = last * (lengths > 0)[:, None]  # a text without tokens gets zeros, which are refused
         else:
             pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
         if pooling.normalize:

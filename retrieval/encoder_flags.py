@@ -1,4 +1,4 @@
-"""The encoder of a command: its flags, its pooling and settings, and loading it."""
+"""The encoder of a command: its flags, pooling and settings, and how to load it."""
 
 import argparse
 import re
@@ -17,7 +17,7 @@ ENCODER_FLAGS = "--model_name --max_length --pooling --normalize --no-normalize"
 
 
 def add_encoder_arguments(group: argparse._ActionsContainer) -> None:
-    """Add the flags that decide an embedding (`ENCODER_FLAGS`)."""
+    """Add the flags that embeddings depend on (`ENCODER_FLAGS`)."""
     # fmt: off
     add = group.add_argument
     add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
@@ -34,7 +34,7 @@ def add_encoder_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """Return the encoder's pooling, from the flags or the model's files; UserError if there is no such model."""
+    """Return the encoder's pooling, from the flags and the model's files; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
     model = ModelFolder(args.model_name, args.cache_dir).checked()
@@ -42,7 +42,7 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
 
 
 def settings_of_encoder(args: argparse.Namespace, pooling: "Pooling") -> dict[str, Any]:
-    """Return what an order by embeddings depends on besides flags."""
+    """Return the encoder's settings that embeddings depend on."""
     settings = {"pooling": pooling.mode, "normalize": pooling.normalize, "max_length": pooling.max_length}
     settings |= {"model": ModelFolder(args.model_name, args.cache_dir).fingerprint}
     settings |= {"lower_case": True} if pooling.lower_case else {}

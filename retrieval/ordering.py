@@ -1,4 +1,4 @@
-"""Put profiles in order, by embeddings or by a ranker that needs no model."""
+"""Order profiles by embeddings, or with a ranker that needs no model."""
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from retrieval.embeddings import Embeddings
     from retrieval.encoder import Encoder
 
-BLOCK = 16_384  # texts embedded before their questions' orders are stored
+BLOCK = 16_384  # texts to embed before the orders of their questions are stored
 
-# An `order`, the numbers of a profile's items, best first; if words are compared, also `shares_words`: whether an item
+# `order` has the numbers of a profile's items, best first. If words are compared, `shares_words` says whether any item
 # has a word of the question.
 Ordered = dict[str, Any]
 
@@ -27,7 +27,7 @@ Ordered = dict[str, Any]
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with its profile's order, by a ranker that needs no model."""
+    """Yield each record with its profile's order by a ranker that needs no model."""
     from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
@@ -52,15 +52,15 @@ def order_by_embeddings(
     num_texts: int,
     encoder: "Encoder",
     batch_size: int | None,
-    kept: "Embeddings | None",
+    cache: "Embeddings | None",
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with its profile's order; a block's texts are embedded once each.
+    """Yield each record with its profile's order. Each text of a block is embedded once.
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
-        kept: where embeddings are looked up and added; None: nowhere.
-        counts: gets "texts_embedded" and, of these, "texts_cut"; with `kept`, also "texts_kept".
+        cache: where embeddings are looked up and added, if not None.
+        counts: gets "texts_embedded" and, of these, "texts_cut"; with `cache`, also "texts_kept".
     """
     from retrieval.encoder import WINDOW
 
@@ -68,9 +68,11 @@ def order_by_embeddings(
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(task, records):
             before = counts.get("texts_embedded", 0)
-            embeddings = embed(encoder, list(row_of), batch_size, kept, counts, progress)
+            embeddings = embed(encoder, list(row_of), batch_size, cache, counts, progress)
             num_embedded = counts["texts_embedded"] - before
-            progress.update(sum(len(record["profile"]) + 1 for record in block) - num_embedded)  # all others
+            progress.update(
+                sum(len(record["profile"]) + 1 for record in block) - num_embedded
+            )  # repeated and cached texts
             yield from order_block(task, block, row_of, embeddings, encoder)
 
 
@@ -78,24 +80,24 @@ def embed(
     encoder: "Encoder",
     texts: list[str],
     batch_size: int | None,
-    kept: "Embeddings | None",
+    cache: "Embeddings | None",
     counts: dict[str, int],
     progress: Progress,
 ) -> "np.ndarray":
-    """Return the embeddings (T, D) of these texts, all different; `kept` and `counts` as in `order_by_embeddings`."""
+    """Return the embeddings (T, D) of distinct texts; `cache` and `counts` are as in `order_by_embeddings`."""
     import numpy as np
 
     from retrieval.encoder import embed_texts
 
-    kept_rows = kept.find(texts) if kept else {}
-    lacking = [text for text in texts if text not in kept_rows]
-    embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
-    if kept:
-        kept.add(lacking, embeddings)
+    cached = cache.find(texts) if cache else {}
+    new_texts = [text for text in texts if text not in cached]
+    embeddings, num_cut = embed_texts(encoder, new_texts, batch_size, progress)
+    if cache:
+        cache.add(new_texts, embeddings)
         counts["texts_kept"] = counts.get("texts_kept", 0) + len(texts)
-        rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
+        rows = cached | dict(zip(new_texts, embeddings, strict=True))
         embeddings = np.stack([rows[text] for text in texts])
-    counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
+    counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(new_texts)
     counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
     return embeddings
 
@@ -103,7 +105,7 @@ def embed(
 def order_block(
     task: Task, records: Iterable[Record], row_of: dict[str, int], embeddings: "np.ndarray", encoder: "Encoder"
 ) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with its profile's order, from the embeddings of all its texts."""
+    """Yield each record with its profile's order; `embeddings` has a row for each text (`row_of`)."""
     from retrieval.embeddings import usable_rows
     from retrieval.rankers import rank_by_embedding
 
@@ -115,7 +117,7 @@ def order_block(
 
 
 def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
-    """Raise UserError, naming the text, unless all embeddings are usable: the question's first, then the posts'."""
+    """Raise UserError that names the first unusable text; `usable` is for the question, then the posts."""
     if not usable.all():
         number = int(usable.argmin())
         text = "its question" if number == 0 else f"item {number} of its profile"
@@ -129,7 +131,7 @@ def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, Ordered]]) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with its order alternating with the order by recency."""
+    """Yield each record with an order that alternates between its order and the order by recency."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):
@@ -138,7 +140,7 @@ def mix_with_recent(task: Task, orders: Iterator[tuple[Record, Ordered]]) -> Ite
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
-    """Yield blocks of questions, in file order, with a row number per text; all but the last have `BLOCK` or more."""
+    """Yield blocks of questions in file order, with a row number per text; all but the last have at least `BLOCK`."""
     block, row_of = [], {}
     for record in records:
         block.append(record)

@@ -3,8 +3,8 @@
 `modules.json` lists the layers (Transformer, Pooling, Normalize); `1_Pooling/config.json` sets the pooling;
 `config_sentence_transformers.json` has prefixes for questions and posts, and how embeddings are compared;
 `sentence_bert_config.json` or the tokenizer has the length at which texts are cut. A model without these files is
-mean-pooled, like Contriever (Izacard et al. 2022), not normalized, without prefixes, and cut at 512 tokens. What the
-files name and this module does not support is refused: an embedding without it would not be the model's.
+mean-pooled, like Contriever (Izacard et al. 2022), not normalized, without prefixes, and cut at 512 tokens. A model
+whose files name something that this module does not support is refused, because its embeddings would be wrong.
 """
 
 import json
@@ -20,12 +20,12 @@ from utils.models.model_folder import ModelFolder
 
 MODES = ("mean", "cls", "lasttoken")
 MODULES = {"Transformer", "Pooling", "Normalize", "Dropout"}  # dropout is for training only
-LIBRARY = "sentence_transformers."  # begins the types of its own modules; others need code that comes with the model
-WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
+LIBRARY = "sentence_transformers."  # prefix of the library's own module types; other types need the model's own code
+WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # known, so the hub is not asked
 INSTEAD = "use another encoder, such as facebook/contriever-msmarco or BAAI/bge-m3"
-HIDDEN_STATES, FEATURES = "last_hidden_state", "feature-extraction"  # the transformer's output for a pooling, its task
-LONGEST = 1_000_000  # tokens; larger limits of a tokenizer mean that there is none
-# Names of prompts in config_sentence_transformers.json, by sentence-transformers' rule for questions and documents.
+HIDDEN_STATES, FEATURES = "last_hidden_state", "feature-extraction"  # the transformer's output to pool, and its task
+LONGEST = 1_000_000  # tokens; a tokenizer's larger limit means that it has none
+# Names of the prompts for questions and documents in config_sentence_transformers.json, as in sentence-transformers.
 QUERY, PASSAGE = ("query",), ("document", "passage", "corpus")
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pooling:
-    """What is put before a text, where it is cut, and how hidden states (T, D) become an embedding (D,)."""
+    """The prefix of a text, where it is cut, and how its hidden states (T, D) become an embedding (D,)."""
 
-    mode: str = "mean"  # over all tokens; or "cls", the first token's state, or "lasttoken", the last one's
+    mode: str = "mean"  # over all tokens; "cls": the first token's state; "lasttoken": the last token's
     normalize: bool = False  # to length 1, so that a dot product is a cosine
-    prefixes: tuple[str, str] = ("", "")  # of a question and of a post
+    prefixes: tuple[str, str] = ("", "")  # before a question, and before a post
     max_length: int = FULL_LENGTH  # tokens, including special tokens
-    lower_case: bool = False  # whether texts are read in lower case, whatever the tokenizer does
+    lower_case: bool = False  # whether to lowercase texts before the tokenizer does anything
 
     def __str__(self) -> str:
         query, passage = self.prefixes
@@ -49,7 +49,7 @@ class Pooling:
         return pooling + (f", cut at {self.max_length} tokens" if self.max_length != FULL_LENGTH else "")
 
 
-MEAN = Pooling()  # Contriever's
+MEAN = Pooling()  # as Contriever has it
 
 
 def choose_pooling(
@@ -58,17 +58,17 @@ def choose_pooling(
     normalize: bool | None = None,
     max_length: int | None = None,
 ) -> Pooling:
-    """Return the user's pooling, completed from the model's files; after `ModelFolder.checked`.
+    """Return the user's pooling, completed from the model's files. Call `ModelFolder.checked` first.
 
     Prints a note for each value of the user that differs from the files.
 
     Raises:
-        UserError: the files are damaged, or name what is not supported (a pooling only if `mode` is not given); the
-            model is an encoder-decoder; or the hub fails.
+        UserError: the files are damaged, or name something that is not supported (an unsupported pooling is accepted if
+            `mode` is set); the model is an encoder-decoder; or the hub fails.
     """
     given = {"mode": mode, "normalize": normalize, "max_length": max_length}
     given = {field: value for field, value in given.items() if value is not None}
-    stated = {} if model.addr in WITHOUT_FILES else _stated(model, mode is not None)
+    stated = {} if model.addr in WITHOUT_FILES else _stated_fields(model, mode is not None)
     flags = {
         "mode": f"--pooling {mode}",
         "normalize": "--normalize" if normalize else "--no-normalize",
@@ -80,12 +80,12 @@ def choose_pooling(
     return Pooling(**stated | given)
 
 
-def _stated(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
-    """Return the fields of a `Pooling` that the model's files state; with `has_mode`, `mode` may be any."""
+def _stated_fields(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
+    """Return the fields of a `Pooling` that the model's files state; with `has_mode`, any `mode` is accepted."""
     name, config = model.addr, _read(model, "config.json", dict) or {}
     if config.get("is_encoder_decoder"):
         raise UserError(
-            f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
+            f"{name}: encoder-decoder models cannot be used for ranking\n  use a BERT-like encoder as --model_name"
         )
     stated: dict[str, Any] = {}
     file = "config_sentence_transformers.json"
@@ -110,13 +110,13 @@ def _stated(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
         stated["normalize"] = True
     elif similarity not in (None, "dot") and not (similarity == "euclidean" and stated.get("normalize")):
         raise UserError(f"{name}: {file}: {similarity} similarity is not supported\n  {INSTEAD}")
-    # Old models have the architecture's name in the file's name.
+    # Old models have the architecture in the file's name.
     for file in dict.fromkeys(["sentence_bert_config.json", f"sentence_{config.get('model_type')}_config.json"]):
         if (settings := _read(model, file, _transformer_of)) is not None:
-            output, of_transformer = settings
+            output, fields = settings
             if output != HIDDEN_STATES:
                 raise UserError(f"{name}: {file}: unsupported output of the transformer: {output}\n  {INSTEAD}")
-            stated |= of_transformer
+            stated |= fields
             break
     if modules is not None and "max_length" not in stated:
         most = _read(model, "tokenizer_config.json", lambda config: int(config.get("model_max_length") or LONGEST))
@@ -126,7 +126,7 @@ def _stated(model: ModelFolder, has_mode: bool) -> dict[str, Any]:
 
 
 def _transformer_of(config: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the output of the transformer that is pooled, and fields of a `Pooling`."""
+    """Return the transformer's output to pool, and fields of a `Pooling`."""
     text = (config.get("modality_config") or {"text": {}}).get("text", {"method_output_name": None})
     output = text.get("method_output_name", HIDDEN_STATES)
     if (task := config.get("transformer_task", FEATURES)) != FEATURES:
@@ -147,14 +147,14 @@ def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
 
 
 def _stated_mode(model: ModelFolder, path: str, has_mode: bool, has_prefixes: bool) -> dict[str, str]:
-    """Return `mode` as a pooling layer's config states it."""
+    """Return the field `mode` from a pooling layer's config."""
     file = f"{path}/config.json"
     pooling = _read(model, file, lambda config: (_modes_of(config), config.get("include_prompt", True)))
     if pooling is None:
         if has_mode:
             return {}
         raise UserError(
-            f"{model.addr}: lacks {file}, which its modules.json names\n  restore it, or give its --pooling"
+            f"{model.addr}: has no {file}, although its modules.json names it\n  restore the file, or set --pooling"
         )
     mode, includes_prefix = " and ".join(pooling[0]), pooling[1]
     if has_prefixes and not includes_prefix and mode != "lasttoken":
@@ -165,7 +165,7 @@ def _stated_mode(model: ModelFolder, path: str, has_mode: bool, has_prefixes: bo
 
 
 def _modes_of(config: dict[str, Any]) -> list[str]:
-    """Return the pooling modes in a config: named in current files, one boolean field per mode in older ones."""
+    """Return the pooling modes in a config: current files name them, older ones have one boolean field per mode."""
     named = config.get("pooling_mode")
     if named is not None:
         return [str(mode) for mode in ([named] if isinstance(named, str) else named)]

@@ -1,4 +1,4 @@
-"""Profiles for ranking: which user's profile each question gets, and the items' texts and dates."""
+"""Profiles for ranking: whose profile each question gets, and the items' texts and dates."""
 
 import argparse
 import random
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.benchmarks.checks import Item, Record
 from utils.benchmarks.personamem.contexts import with_unit
 from utils.benchmarks.task import Task
@@ -19,19 +19,19 @@ WITH_DATES = ("recency", "hybrid")  # rankers that use items' dates
 
 
 class Source:
-    """The questions to rank; with --other_profile, each has another user's profile.
+    """The questions to rank; with --other_profile, each gets another user's profile.
 
     They stay on disk, because a file may be larger than the memory.
 
     Attributes:
-        sizes: the number of posts in each question's profile.
-        undated: of these, the number of posts without a date.
+        sizes: for each question, the number of posts in its profile.
+        undated: for each question, the number of these posts without a date.
         num_texts: the number of questions and posts in the whole dataset.
         by_date: whether the ranker uses dates.
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError if it is invalid, or --other_profile cannot swap its profiles."""
+        """Check the dataset; UserError if it is invalid, or if --other_profile cannot swap its profiles."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
@@ -43,14 +43,14 @@ class Source:
             users.append(user_of(self.dataset.task, record))
             if "profile_owner" in record:
                 swapped.append(record["id"])
-        # For each question, the number of the question whose profile it gets; None: it gets an empty one.
+        # For each question, the number of the question whose profile it gets; None: an empty profile.
         self._owners: list[int | None] = list(range(len(sizes)))
         flag = f"--other_profile {args.other_profile}"
         if args.other_profile:
             if self.dataset.task.history is not None:
                 raise UserError(
                     f"{path}: {flag}: {self.dataset.task.name}'s questions share histories, so another question's "
-                    f"history may be the same user's; leave out --other_profile"
+                    f"history may be the same user's; remove --other_profile"
                 )
             if len(sizes) < 2:
                 raise UserError(f"{path}: holds only one question; {flag} needs another user's profile")
@@ -60,7 +60,7 @@ class Source:
                     f"  use {flag} with the original dataset"
                 )
             if len(set(users)) < 2:
-                questions = counted(len(users), "question")
+                questions = count_noun(len(users), "question")
                 same = f"field {self.dataset.task.user_field!r} is always {users[0][1]!r} ({questions})"
                 raise UserError(f"{path}: {same}; {flag} needs another user's profile")
         if args.other_profile == "random":
@@ -71,15 +71,15 @@ class Source:
         self.undated = [undated[owner] for owner in self._owners[: args.limit]]
         self.by_date = args.ranker in WITH_DATES and self.dataset.task.item_date is not None
 
-    def give(self, number: int, owner: int | None) -> None:
-        """Give a question the profile of another question, or an empty one."""
+    def assign(self, number: int, owner: int | None) -> None:
+        """Set whose profile a question gets: that of the question `owner`, or an empty one."""
         self._owners[number] = owner
         profile = self.read(number)["profile"]
         self.sizes[number] = len(profile)
         self.undated[number] = dates_of(self.dataset.task, {"profile": profile}).count(None)
 
     def read(self, number: int) -> Record:
-        """Return a question with the profile that it gets; with --other_profile similar, without its later posts."""
+        """Return a question with its assigned profile; with --other_profile similar, later posts are dropped."""
         record, owner = self._read(number), self._owners[number]
         if owner == number:
             return record
@@ -97,7 +97,7 @@ class Source:
 
 
 def with_dates(task: Task) -> Task:
-    """Return the task with each item's date after its text, as in LaMP's code, if the item has one."""
+    """Return the task with each item's date, if it has one, after its text, as in LaMP's code."""
 
     def item_text(item: Item) -> str:
         date = f" date: {item[task.date_field]}" if task.item_date(item) else ""
@@ -107,7 +107,7 @@ def with_dates(task: Task) -> Task:
 
 
 def with_prefixes(task: Task, query: str, passage: str) -> Task:
-    """Return the task with these texts before the question and before each item's text."""
+    """Return the task with prefixes before the question and before each item's text."""
     return replace(
         task,
         query=lambda record: query + task.query(record),
@@ -120,7 +120,7 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
         return f"note: {path}: no post has a readable date; the last one in each profile counts as the latest"
-    behind = f"; {undated} of {counted(posts, 'post')} without a readable date, placed last" if undated else ""
+    behind = f"; {undated} of {count_noun(posts, 'post')} without a readable date, placed last" if undated else ""
     return f"note: {path}: the latest posts are chosen by date{behind}"
 
 
@@ -134,7 +134,7 @@ def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
     """Draw for each question the number of another user's question: a cycle over all, redrawn if the user is the same.
 
     Args:
-        users: each question's user; at least two differ.
+        users: the user of each question; at least two differ.
     """
     owners, generator = random_cycle(len(users), seed), random.Random(f"{seed}, drawn again")
     for number, user in enumerate(users):
@@ -148,13 +148,13 @@ def random_cycle(size: int, seed: int) -> list[int]:
     generator = random.Random(seed)
     cycle = list(range(size))
     for last in range(size - 1, 0, -1):
-        other = generator.randrange(last)  # never `last` itself, unlike in a plain shuffle
+        other = generator.randrange(last)  # never `last` itself, unlike a plain shuffle
         cycle[last], cycle[other] = cycle[other], cycle[last]
     return cycle
 
 
 def texts_of(task: Task, record: Record) -> list[str]:
-    """Return the texts to compare: the question, then its profile's items in file order."""
+    """Return the texts to compare: the question, then the profile's items in file order."""
     return [task.query(record), *map(task.item_text, record["profile"])]
 
 

@@ -10,11 +10,11 @@ Controls rank another user's posts: the paper's "random profile", or the most si
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_similar_ranked.json \\
       --other_profile similar --seed 0
 
---ranker recency puts the latest items first, by their dates if the benchmark has any. Items of the same date are in
-reversed file order; items without a readable date come last and are counted. --ranker hybrid alternates between the
-dense and the recency order, as in LaMP, beginning with dense, and skips items already taken.
+--ranker recency puts the latest items first, by their dates if the benchmark has any. Items with the same date are in
+reverse file order; items without a readable date come last and are counted. --ranker hybrid takes items from the dense
+and the recency order in turn, as in LaMP, beginning with dense.
 
-Repeat the command to resume: the orders are kept in `orders/` beside the output.
+Run the same command again to resume: finished orders are kept in `orders/` beside the output.
 """
 
 import sys
@@ -50,7 +50,7 @@ from utils.base.cli import (
     positive_int,
     set_up_logging,
 )
-from utils.base.errors import UserError, counted, named, run_script
+from utils.base.errors import UserError, count_noun, count_plural, run_script
 from utils.base.made import MadeFile
 from utils.base.manifest import file_hash, noted_settings, read_manifest
 from utils.base.progress import Progress, announce_file
@@ -86,13 +86,13 @@ def build_parser() -> FlagParser:
         "recency: latest first, or the file's order reversed if there are no dates; random: seeded; "
         "hybrid: dense and recency in turn (%(default)s)")
     add("--use_date", action=argparse.BooleanOptionalAction,
-        help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
-        "it is LaMP's time-based split)")
+        help="add each item's date to the text that the ranker reads (default: on for LaMP's time-based split, by "
+        "the dataset's manifest)")
     add("--other_profile", choices=["random", "similar"],
-        help="give every question another user's profile, then rank it. random: the paper's control; similar: the one "
+        help="use another user's profile for every question. random: the paper's control; similar: the one "
         "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
     add("--unit", choices=UNITS,
-        help="rank a history by message or by session (message)")
+        help="rank the messages or the sessions of a history (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser, parser)
@@ -116,7 +116,7 @@ def build_parser() -> FlagParser:
         f"{ENCODER_FLAGS} --cache_dir --batch_size --device --dtype --keep_embeddings",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
-        "give --ranker dense or hybrid",
+        "use --ranker dense or hybrid",
     )
     parser.not_a_setting("--input_dataset_addr --output_dataset_addr --model_name", "the inputs' hashes are settings")
     parser.not_a_setting("--limit", "it only selects questions, and the manifest has the hash of their ids")
@@ -153,39 +153,44 @@ def main(argv: list[str] | None = None) -> int:
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     ranked = RankedFile(args, settings := settings_of_ranking(args, task, pooling))
     ranked.is_finished()
-    kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings and not args.dry_run else None
-    is_kept = kept is None or (kept.folder.exists() and "texts_kept" in (read_manifest(output) or {}).get("counts", ()))
-    if ranked.finished and is_kept and not args.dry_run:
+    cache = open_cache(args, pooling, output.parent) if args.keep_embeddings and not args.dry_run else None
+    has_cache = cache is None or (
+        cache.folder.exists() and "texts_kept" in (read_manifest(output) or {}).get("counts", ())
+    )
+    if ranked.finished and has_cache and not args.dry_run:
         ranked.report_finished()
         return 0
     source = Source(args)
     ranked.expect((question_id,) for question_id in source.dataset.ids[: args.limit])
     ranked.is_finished()
-    task_as_read = with_dates(task) if settings["use_date"] else task  # its texts are those that the ranker reads
+    task_as_read = with_dates(task) if settings["use_date"] else task  # has the texts that the ranker reads
     task_as_read = with_prefixes(task_as_read, *pooling.prefixes) if pooling else task_as_read
     if args.dry_run:
         check_embedder(args, source, task_as_read, pooling)
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(ranked.keys), pooling)
         return 0
-    # Not named after the encoder, which may have several names.
+        return 0
+    # Named after the ranker, because an encoder may have several names.
     store = ModelStore(output.parent / "orders", args.ranker, settings)
-    with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
+    with closing(ranked), closing(store), closing(cache) if cache else nullcontext():
         ranked.open()
         store.check_writable()
         counts = {"questions": len(ranked.keys), **count_items(args, source, settings["use_date"])}
-        device = order_all(args, task_as_read, source, ranked, store, pooling, kept, counts)
-        if args.other_profile == "similar":  # only now are the profiles known
+        device = order_all(args, task_as_read, source, ranked, store, pooling, cache, counts)
+        if args.other_profile == "similar":  # the profiles are known only now
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
             counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
             if empty := source.sizes.count(0):
                 why = "no other profile of their category has posts that are neither the asker's own nor later"
-                print(f"note: {output}: {counted(empty, 'question')} without a profile, because {why}", file=sys.stderr)
+                print(
+                    f"note: {output}: {count_noun(empty, 'question')} without a profile, because {why}", file=sys.stderr
+                )
         counts |= note_unmatched(args, source, ranked)
-        announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
+        announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # the output has the same posts
         ranked.finish(ranked.ranked(source), device, counts=counts)
-    posts = named(counts["posts"], task.item_words)
-    print(f"{output}: ranked {counted(counts['questions'], 'question')} with {posts}")
+    posts = count_plural(counts["posts"], task.item_words)
+    print(f"{output}: ranked {count_noun(counts['questions'], 'question')} with {posts}")
     return 0
 
 
@@ -196,35 +201,35 @@ def order_all(
     ranked: RankedFile,
     store: ModelStore,
     pooling: "Pooling | None",
-    kept: "Embeddings | None",
+    cache: "Embeddings | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with every profile's order, from the store or by ranking it, and return the device.
+    """Fill `ranked` with every profile's order, from the store or by ranking, and return the device.
 
-    If embeddings are to be kept (`kept`), all profiles are embedded, even those with an order in the store. The numbers
-    of embedded and kept texts are added to `counts`.
+    With a `cache` (--keep_embeddings), all profiles are embedded, even those with an order in the store. The numbers of
+    embedded and cached texts are added to `counts`.
     """
     number_of = {question_id: number for number, question_id in enumerate(source.dataset.ids)}
     for number, key in enumerate(ranked.keys):
         stored = store.get(id_hash(*key))
         if stored is not None and args.other_profile == "similar":
-            source.give(number, number_of.get(stored["owner"]))
+            source.assign(number, number_of.get(stored["owner"]))
         if stored is not None:
             ranked.add(key, {"value": stored["order"], "shares_words": stored.get("shares_words", True)})
-    left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
-    records = map(source.read, left)
-    encoder = open_encoder(args, pooling, args.device, args.dtype) if left and pooling else None
+    to_rank = [number for number, key in enumerate(ranked.keys) if cache or key not in ranked.pieces]
+    records = map(source.read, to_rank)
+    encoder = open_encoder(args, pooling, args.device, args.dtype) if to_rank and pooling else None
     device = encoder.device if encoder else "cpu"
-    if left and args.other_profile == "similar":
-        lacking = {number for number in left if ranked.keys[number] not in ranked.pieces}
-        orders = give_similar(args, task, source, encoder, kept, left, lacking, counts)
+    if to_rank and args.other_profile == "similar":
+        unordered = {number for number in to_rank if ranked.keys[number] not in ranked.pieces}
+        orders = order_similar(args, task, source, encoder, cache, to_rank, unordered, counts)
     elif encoder:
-        num_texts = sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
+        num_texts = sum(source.sizes[number] + 1 for number in to_rank)
+        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, cache, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
-        orders = order_by_ranker(task, records, len(left), args)
-    with closing(orders):  # so that its progress line ends before an error is printed
+        orders = order_by_ranker(task, records, len(to_rank), args)
+    with closing(orders):  # ends the progress line before an error is printed
         for record, ordered in orders:
             if (record["id"],) not in ranked.pieces:
                 if store.get(id_hash(record["id"])) is None:
@@ -235,17 +240,17 @@ def order_all(
     return device
 
 
-def give_similar(
+def order_similar(
     args: Arguments,
     task: Task,
     source: Source,
     encoder: "Encoder | None",
-    kept: "Embeddings | None",
-    left: list[int],
-    lacking: set[int],
+    cache: "Embeddings | None",
+    to_rank: list[int],
+    unordered: set[int],
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, Ordered]]:
-    """Give the `lacking` questions, which have no order yet, the most similar profiles; yield the orders of `left`."""
+    """Assign the most similar profiles to the `unordered` questions, then yield the orders of all in `to_rank`."""
     from retrieval.similar import by_bm25, by_embeddings, find_similar
 
     records = [source.dataset[number] for number in range(len(source.dataset.ids))]
@@ -255,26 +260,26 @@ def give_similar(
         from retrieval.encoder import WINDOW
 
         with closing(Progress(len(texts), "texts", at_once=WINDOW)) as progress:
-            embeddings = embed(encoder, texts, args.batch_size, kept, counts, progress)
+            embeddings = embed(encoder, texts, args.batch_size, cache, counts, progress)
     scores_of = by_embeddings(row_of, embeddings) if encoder else by_bm25
     for number, owner in find_similar(source, task, args, records, scores_of):
-        if number in lacking:
-            source.give(number, owner)
-    given = map(source.read, left)
+        if number in unordered:
+            source.assign(number, owner)
+    with_profiles = map(source.read, to_rank)
     if encoder:
-        yield from order_block(task, given, row_of, embeddings, encoder)
+        yield from order_block(task, with_profiles, row_of, embeddings, encoder)
     else:
-        yield from order_by_ranker(task, given, len(left), args)
+        yield from order_by_ranker(task, with_profiles, len(to_rank), args)
 
 
 def note_unmatched(args: argparse.Namespace, source: Source, ranked: RankedFile) -> dict[str, int]:
-    """Return the count of questions that share no word with any of their items, and print it; empty if it is 0."""
+    """Return the count of questions that share no word with any of their items, and print a note; empty if 0."""
     sizes = zip(ranked.keys, source.sizes, strict=True)
     unmatched = sum(size > 0 and not ranked.pieces[key]["shares_words"] for key, size in sizes)
     if not unmatched:
         return {}
     order = "the file's order" if args.ranker == "bm25" else "the file's order, reversed"
-    questions = f"{unmatched} of {counted(len(ranked.keys), 'question')}"
+    questions = f"{unmatched} of {count_noun(len(ranked.keys), 'question')}"
     problem = f"{questions} share no word with any of their {source.dataset.task.item_words}, which stay in {order}"
     print(f"note: {args.input_dataset_addr}: {problem}", file=sys.stderr)
     return {"questions_without_shared_words": unmatched}
@@ -288,13 +293,13 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     if source.by_date:
         print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
     if use_date:
-        undated = f"{counts['undated_posts']} of {counted(counts['posts'], 'post')} without a readable date"
+        undated = f"{counts['undated_posts']} of {count_noun(counts['posts'], 'post')} without a readable date"
         print(f"note: {args.input_dataset_addr}: dates are part of the ranked texts; {undated}", file=sys.stderr)
     return counts
 
 
 def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooling: "Pooling | None") -> None:
-    """Raise UserError if the encoder's tokenizer cannot be used, or turns a text into tokens that the model lacks."""
+    """Raise UserError if the encoder's tokenizer cannot be used, or makes tokens that the model does not have."""
     if pooling:
         from retrieval.encoder import open_tokenizer
 
@@ -306,34 +311,33 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task, pooli
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", num_questions: int, pooling: "Pooling | None") -> None:
-    """Print what would be ranked, and what this machine has and lacks for that."""
+    """Print what would be ranked, and what this machine has and lacks for it."""
     num_items = sum(source.sizes)
-    items = named(num_items, source.dataset.task.item_words)
-    print(f"{counted(num_questions, 'question')} with {items}, ranked by {args.ranker}")
+    items = count_plural(num_items, source.dataset.task.item_words)
+    print(f"{count_noun(num_questions, 'question')} with {items}, ranked by {args.ranker}")
     if pooling:
         num_texts = source.num_texts if args.other_profile == "similar" else num_items + num_questions
-        print(f"up to {counted(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
+        print(f"up to {count_noun(num_texts, 'text')} to embed, cut at {pooling.max_length} tokens")
         print(
             *describe_weights(ModelFolder(args.model_name, args.cache_dir), 4 if args.dtype == "float32" else 2),
             sep="\n",
         )
 
 
-def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
-    """Return the embeddings that are kept beside the output; UserError if none could be written there."""
+def open_cache(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
+    """Return the embeddings beside the output (--keep_embeddings); UserError if they could not be written."""
     from retrieval.embeddings import Embeddings
 
-    described = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
-    kept = Embeddings(folder / "embeddings", args.model_name, described)
-    kept.check_writable()
-    return kept
+    settings = settings_of_encoder(args, pooling) | {"dtype": args.dtype}
+    cache = Embeddings(folder / "embeddings", args.model_name, settings)
+    cache.check_writable()
+    return cache
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)} | ({"words": WORDS_VERSION} if args.ranker == "bm25" else {})
-    # Rankers without an encoder have always had the default length among their settings.
     settings |= settings_of_encoder(args, pooling) if pooling else {"max_length": FULL_LENGTH}
     if not (args.other_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
@@ -341,12 +345,12 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Return whether the ranker reads items with their dates: as --use_date says, else on LaMP's time-based split.
+    """Return whether the ranker reads items with their dates: as --use_date says, else for LaMP's time-based split.
 
-    The default is that of LaMP's paper. UserError if the flag asks for dates and the benchmark's items have none.
+    The default follows LaMP's paper. UserError if the flag asks for dates, but the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
-        raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
+        raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; remove the flag")
     if args.use_date is not None:
         return args.use_date
     is_timed = noted_settings(args.input_dataset_addr).get("setting") == "time"

@@ -1,7 +1,8 @@
 """Rankers: pure functions that put the posts of one profile in order, best first.
 
-Each returns a permutation of range(number of posts). Posts with equal scores stay in file order, unless a ranker says
-otherwise."""
+Each returns a permutation of range(number of posts). Posts with equal scores stay in file order, unless a ranker's
+docstring says otherwise.
+"""
 
 import itertools
 import logging
@@ -20,25 +21,25 @@ import regex
 # and those of Unicode's line breaking class SA (Thai, Lao, Khmer, Burmese, ...).
 _CJK = r"[[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{scx=Hira}\p{scx=Kana}]--\p{Inherited}]"
 _UNSPACED = rf"[[{_CJK}\p{{Line_Break=SA}}]&&[\p{{L}}\p{{N}}\p{{M}}]]"
-# Vowel signs and other marks that are a part of one script's letters. Accents, which scripts share, are not.
+# Vowel signs and other marks that belong to the letters of one script; not accents, which scripts share.
 _MARK = r"[\p{M}--\p{Inherited}]"
 _SYMBOLS = rf"[\p{{L}}--{_UNSPACED}](?:\+\+|#)"  # C++, C#
 _RUN = rf"[[\p{{L}}\p{{N}}_{_MARK}]--{_UNSPACED}]{{2,}}"
 _WORD = regex.compile(rf"(?V1){_UNSPACED}+|{_SYMBOLS}|{_RUN}")
 _BEGINS_UNSPACED = regex.compile(rf"(?V1){_UNSPACED}")
 _CHARACTER = regex.compile(r"\X")  # a letter with its marks
-# Normalized: full and half width forms, decomposed Hangul, and voicing marks that are not composed with their kana.
+# To normalize: full and half width forms, decomposed Hangul, and voicing marks that are separate from their kana.
 _WIDE = rf"[{_CJK}\uff00-\uffef\u3099\u309a]"
 _NORMALIZED = regex.compile(rf"(?V1){_WIDE}+")
-Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
+Date = tuple[int, ...]  # such as (year, month, day), the largest unit first; of the same form in a whole profile
 
 
 def words_of(text: str) -> list[str]:
     """Return a text's words in lower case, without English stop words and without stemming.
 
-    A word is a run of two or more letters, digits, underscores and vowel signs; or a single letter before ++ or #, with
-    these signs. A run of characters of a script that puts no spaces between words (Chinese, Japanese, Korean, Thai,
-    Lao, Khmer, Burmese, ...) is split into bigrams, as by Lucene's CJKAnalyzer; a single such character is a word.
+    A word is a run of two or more letters, digits, underscores and vowel signs, or a single letter with ++ or #. In
+    scripts without spaces between words (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, ...), a run is split
+    into bigrams, as in Lucene's CJKAnalyzer; a single character is a word.
     """
     if not text.isascii():
         text = _NORMALIZED.sub(lambda run: normalize("NFKC", run[0]), text)
@@ -67,18 +68,18 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
         question_row: the question's row.
         post_rows: each post's row, in file order; posts with the same text share a row.
     """
-    # Each distinct row is scored once: a matrix product may sum equal rows in different orders,
-    # and their scores would then differ in the last bit and no longer tie. In float64, the order of different rows
-    # depends neither on their number nor on the machine.
+    # Each distinct row is scored once: a matrix product may sum equal rows in different orders, so that their scores
+    # differ in the last bit and no longer tie. In float64, the order of different rows depends neither on their number
+    # nor on the machine.
     rows, position = np.unique(np.asarray(post_rows, dtype=np.intp), return_inverse=True)
     scores = embeddings[rows].astype(np.float64) @ embeddings[question_row].astype(np.float64)
     return best_first(scores[position])
 
 
 class BM25Index:
-    """A profile's index for BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults).
+    """A profile's index for BM25 (Lucene's variant with the library's defaults, k1 = 1.5 and b = 0.75).
 
-    The paper does not use BM25. `words_of` says what a word is.
+    `words_of` defines words. The paper does not use BM25.
     """
 
     def __init__(self, posts: Sequence[str]):
@@ -96,21 +97,21 @@ class BM25Index:
         return [word for word in words_of(question) if word in self._vocabulary]
 
     def scores(self, question: str) -> np.ndarray:
-        """Return the posts' scores (N,), all 0 if no word of the question occurs in any post."""
+        """Return the posts' scores (N,); all are 0 if no word of the question occurs in any post."""
         query = self.shared_words(question)
         return self._index.get_scores(query) if query else np.zeros(self._num_posts)
 
     def rank(self, question: str) -> list[int]:
-        """Return the posts' order. If no word of the question occurs in any post, they stay in file order."""
+        """Return the posts' order; they stay in file order if no word of the question occurs in any post."""
         return best_first(self.scores(question))
 
 
 def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
-    """Order by BM25Okapi as the library rank_bm25 computes it, which LaMP and LongLaMP use (k1 = 1.5, b = 0.75).
+    """Order by BM25Okapi as in the library rank_bm25, which LaMP and LongLaMP use (k1 = 1.5, b = 0.75).
 
-    Words are separated by white space and keep their case. A word in more than half of the posts has a negative inverse
-    document frequency: it is replaced by a quarter of the mean over all words, which may be negative too. Among equal
-    scores the last post comes first, as in LaMP's code, even if no word of the question occurs in any post.
+    Words are separated by white space and keep their case. If a word is in more than half of the posts, its inverse
+    document frequency is negative, and a quarter of the mean over all words replaces it, which may be negative too. Of
+    equal scores the last post comes first, as in LaMP's code, even if no word of the question occurs in any post.
     """
     words = [Counter(post.split()) for post in posts]
     found_in = Counter(itertools.chain.from_iterable(words))
@@ -127,9 +128,9 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
 
 
 def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
-    """Order by date, latest first; of equal dates, the last item in the file first. Items without a date come last.
+    """Order by date, latest first; of equal dates, the last item in the file comes first. Undated items come last.
 
-    A profile without any dates is thus in reverse file order, as in LaMP.
+    So a profile without dates is in reverse file order, as in LaMP.
     """
     return sorted(range(len(dates)), key=lambda index: (dates[index] or (), index), reverse=True)
 
@@ -137,7 +138,7 @@ def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
 def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
     """Merge two orders: take the best remaining item of each in turn, beginning with the first order.
 
-    For any k, half of the first k items thus come from each order; if k is odd, one more comes from the first.
+    For any k, each order provides half of the first k items; if k is odd, the first order provides one more.
     """
     taken: dict[int, None] = {}
     turns = itertools.cycle((iter(first), iter(second)))

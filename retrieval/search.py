@@ -1,6 +1,6 @@
-"""Search a profile with any query: the order of its items is computed once, and kept in the store.
+"""Search a profile with any query; the order of its items is computed once and stored.
 
-If the query is the question itself, the order is that of `rank_dataset.py` with the same ranker, encoder and dates.
+For the question itself, the order is the same as by `rank_dataset.py` with the same ranker, encoder and dates.
 """
 
 import argparse
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from retrieval.encoder import Encoder
     from retrieval.rankers import BM25Index
 
-MOST = 100  # items of an order that are kept
-AT_ONCE = 64  # texts embedded at a time, between which a signal can end the run
+MOST = 100  # items of an order to store
+AT_ONCE = 64  # texts to embed at a time; a signal can end the run in between
 DTYPE = "float32"
-SERVER = "search by {}"  # names, in the store, the encoder that made orders
+SERVER = "search by {}"  # the name in the store of the encoder that made the orders
 
 
 def add_search_arguments(parser: FlagParser) -> None:
@@ -53,15 +53,15 @@ def add_search_arguments(parser: FlagParser) -> None:
         help="how ask.search compares a query with posts: shared words, or an encoder's embeddings (%(default)s)")
     add_encoder_arguments(group)
     add("--search_device", choices=["cpu", "cuda"], default="cpu",
-        help="device of the encoder for --search dense; cuda: the first GPU, which needs room for it (%(default)s)")
+        help="device of the encoder for --search dense; cuda: the first GPU, with room for it (%(default)s)")
     # fmt: on
     flags = f"{ENCODER_FLAGS} --search_device"
-    parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "give --search dense")
-    parser.not_a_setting(f"--search --search_device {ENCODER_FLAGS}", "a search has settings of its own")
+    parser.without_effect(flags, lambda args: args.search != "dense", "without --search dense", "use --search dense")
+    parser.not_a_setting(f"--search --search_device {ENCODER_FLAGS}", "searches have their own settings")
 
 
 class Searched:
-    """A record's profile as it is searched."""
+    """A record's profile, prepared for searches."""
 
     def __init__(self, record: Record, task: Task):
         self.record = record
@@ -69,21 +69,21 @@ class Searched:
 
     @cached_property
     def _own_ids(self) -> list[str]:
-        """Each item's id in the dataset, as a text; "" if it has none."""
+        """Each item's id in the dataset as a text; "" without one."""
         return [_as_text(item.get("id")) for item in self.record["profile"]]
 
     @cached_property
     def ids(self) -> list[str | int]:
-        """One id per item, all different.
+        """A unique id for each item: its id in the dataset.
 
-        An item whose id is missing, empty or shared with another item has its place in the profile, from 0, instead.
+        If that is missing, empty or shared with another item, it is the place in the profile, from 0, instead.
         """
         counts = Counter(self._own_ids)
         return [own if own and counts[own] == 1 else place for place, own in enumerate(self._own_ids)]
 
     @cached_property
     def _places_of(self) -> dict[str | int, set[int]]:
-        """The places of the items with each id in the dataset, and the place of each of `ids`."""
+        """By id in the dataset, the places of the items that have it; and by each of `ids`, its place."""
         places_of: dict[str | int, set[int]] = {post_id: {place} for place, post_id in enumerate(self.ids)}
         for place, own in enumerate(self._own_ids):
             if own:
@@ -91,15 +91,15 @@ class Searched:
         return places_of
 
     def places(self, ids: Iterable[str | int]) -> set[int]:
-        """Return the places of the items with these `ids`, or ids in the dataset, which several items may share.
+        """Return the places of the items with these ids: some of `ids`, or ids in the dataset, which items may share.
 
-        ValueError for an id that no item has, such as an item's text.
+        ValueError if no item has the id (a text instead of an id, for example).
         """
         places: set[int] = set()
         for post_id in ids:
             same = self._places_of.get(post_id) or self._places_of.get(_as_text(post_id))
             if not same:
-                raise ValueError(f"{quote(post_id)} is not the id of a post; give the .ids of a search's result")
+                raise ValueError(f"{quote(post_id)} is not the id of a post; use the .ids of a search result")
             places |= same
         return places
 
@@ -128,20 +128,21 @@ class Search:
     """Finds a profile's best items for a query.
 
     Attributes:
-        settings: what its orders depend on, for an output's settings.
+        settings: what orders depend on, for the settings of an output.
     """
 
     def __init__(self, args: argparse.Namespace, task: Task, dataset: str):
         """Find the encoder and open the store; UserError if neither this machine nor the store has it.
 
         Args:
-            dataset: the path of the records' file. If it was ranked with dates, texts are searched with dates; if it
-                was ranked without texts, the manifest of the file that it was ranked from decides.
+            dataset: the path of the records' file. If it was ranked with dates, texts are searched with dates. If its
+                ranker reads no texts, the manifest of the file that it was ranked from decides.
         """
-        made = noted_settings(dataset)
-        if made.get("ranker") in WITHOUT_TEXTS:
-            made = noted_settings((read_manifest(dataset) or {}).get("dataset", dataset))
-        use_date = bool(made.get("use_date", made.get("setting") == "time" and task.date_field is not None))
+        settings = noted_settings(dataset)
+        if settings.get("ranker") in WITHOUT_TEXTS:
+            settings = noted_settings((read_manifest(dataset) or {}).get("dataset", dataset))
+        is_time_based = settings.get("setting") == "time" and task.date_field is not None
+        use_date = bool(settings.get("use_date", is_time_based))
         self._args, self._is_dense = args, args.search == "dense"
         self._task = with_dates(task) if use_date else task
         self._name = Path(args.model_name).name if self._is_dense else "bm25"
@@ -150,14 +151,15 @@ class Search:
         self.settings = ranker | {"use_date": use_date}
         self.store = ModelStore(args.completions, f"search-{self._name}", ranker)
         self.store.server = SERVER.format(self._name)
-        self._embedding, self._beside = encoder | {"dtype": DTYPE}, Path(dataset).parent / "embeddings"
+        self._embedding_settings = encoder | {"dtype": DTYPE}
+        self._ranked_embeddings = Path(dataset).parent / "embeddings"  # of rank_dataset.py --keep_embeddings
         self._encoder: Encoder | None = None
-        self._waiting: dict[str, None] = {}  # texts to embed, in the order in which they came
-        self._turn = asyncio.Lock()  # held by the search that embeds
-        self._failure: Exception | None = None  # of the encoder
+        self._waiting: dict[str, None] = {}  # texts to embed, in order of arrival
+        self._turn = asyncio.Lock()  # held by the search that is embedding
+        self._failure: Exception | None = None  # the encoder's error, if it failed
 
     def _find_encoder(self) -> dict[str, Any]:
-        """Return the encoder's settings; with --cached_only, from the store if this machine lacks the encoder."""
+        """Return the encoder's settings; with --cached_only and no encoder here, from the store."""
         args = self._args
         try:
             self._pooling = find_pooling(args)
@@ -171,24 +173,25 @@ class Search:
             encoders = [model for model in stored if chosen.items() <= model.items()]
             if len(encoders) > 1:
                 problem = f"{args.completions} has searches by {len(encoders)} encoders named {self._name}"
-                raise UserError(f"{problem}\n  give the encoder's folder as --model_name") from None
+                raise UserError(f"{problem}\n  pass the encoder's folder as --model_name") from None
             if not encoders:
                 raise
             return {name: value for name, value in encoders[0].items() if name not in ("search", "servers")}
 
     @cached_property
-    def _kept(self) -> "Embeddings":
+    def _cache(self) -> "Embeddings":
         from retrieval.embeddings import Embeddings
 
-        return Embeddings(Path(self._args.completions) / "embeddings", self._name, self._embedding, [self._beside])
+        folder = Path(self._args.completions) / "embeddings"
+        return Embeddings(folder, self._name, self._embedding_settings, [self._ranked_embeddings])
 
     def check(self) -> None:
-        """Raise UserError if nothing could be stored, or --search_device lacks a GPU."""
+        """Raise UserError if nothing could be stored, or if --search_device is cuda without a GPU."""
         if self._args.cached_only:
             return
         self.store.check_writable()
         if self._is_dense:
-            self._kept.check_writable()
+            self._cache.check_writable()
             if self._args.search_device == "cuda" and not has_gpu():
                 raise UserError("--search_device cuda: torch finds no GPU on this machine")
 
@@ -196,38 +199,38 @@ class Search:
         """Close the store and the embeddings; a later search, in another event loop, opens them again."""
         self.store.close()
         if self._is_dense:
-            self._kept.close()
+            self._cache.close()
         self._turn = asyncio.Lock()
 
     def open(self, record: Record) -> Searched:
         return Searched(record, self._task)
 
     async def order(self, searched: Searched, query: str) -> tuple[list[int], bool]:
-        """Return the numbers of the best items in the profile, best first, at most `MOST`; ties stay in file order.
+        """Return the numbers of the profile's best items, best first, at most `MOST`; ties stay in file order.
 
-        Also return False if words are compared and no item has a word of the query, so that the items are in file
-        order; otherwise True.
+        The second value is False if words are compared and no item has a word of the query, so that the items are in
+        file order; otherwise True.
 
         Raises:
             NotStoredError: with --dry_run, if the order needs the encoder.
             UserError: with --cached_only, if the order needs the encoder; or if an embedding is not usable.
         """
         if query == searched.record["question"]:
-            query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
+            query = searched.question  # the text that is ranked, without the instructions in LaMP's inputs
         if not searched.texts:
             return [], True
         key, args = searched.key(query), self._args
         stored = self.store.get(key)
-        if stored is not None and (self._is_dense or "shares_words" in stored):  # earlier versions did not store it
+        if stored is not None:
             return stored["order"], stored.get("shares_words", True)
         if self._is_dense:
-            order, more = await self._by_embeddings(searched, query), {}
+            order, extra = await self._by_embeddings(searched, query), {}
         else:
-            order, more = searched.index.rank(query), {"shares_words": bool(searched.index.shared_words(query))}
-        is_new = self.store.get(key) is None  # the same search may have been under way
+            order, extra = searched.index.rank(query), {"shares_words": bool(searched.index.shared_words(query))}
+        is_new = self.store.get(key) is None  # an equal search may have ended since
         if is_new and not (args.dry_run or args.cached_only):
-            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order[:MOST], **more})
-        return order[:MOST], more.get("shares_words", True)
+            self.store.add(key, {"id": searched.record["id"], "query": query, "order": order[:MOST], **extra})
+        return order[:MOST], extra.get("shares_words", True)
 
     async def _by_embeddings(self, searched: Searched, query: str) -> list[int]:
         import numpy as np
@@ -239,11 +242,11 @@ class Search:
             raise NotStoredError
         if self._args.cached_only:
             raise UserError(
-                f"{self.store.folder}: lacks a search of record {record_id} for {quote(query)}\n"
+                f"{self.store.folder}: has no search of record {record_id} for {quote(query)}\n"
                 "  run the same command without --cached_only"
             )
-        before, between = self._pooling.prefixes
-        texts = [before + query, *(between + text for text in searched.texts)]
+        query_prefix, post_prefix = self._pooling.prefixes
+        texts = [query_prefix + query, *(post_prefix + text for text in searched.texts)]
         row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         rows = await self._embed(row_of)
         if unusable := [text for text in row_of if text not in rows]:
@@ -255,30 +258,30 @@ class Search:
         return rank_by_embedding(embeddings, row_of[texts[0]], [row_of[text] for text in texts[1:]])
 
     async def _embed(self, texts: Collection[str]) -> "dict[str, np.ndarray]":
-        """Return usable embeddings (D,) by text; texts without a kept one are embedded with those of other searches."""
-        rows = self._kept.find(texts)
-        lacking = [text for text in texts if text not in rows]
-        if not lacking:
+        """Return usable embeddings (D,) by text; new texts are embedded together with those of other searches."""
+        rows = self._cache.find(texts)
+        new_texts = [text for text in texts if text not in rows]
+        if not new_texts:
             return rows
-        self._waiting |= dict.fromkeys(lacking)
+        self._waiting |= dict.fromkeys(new_texts)
         async with self._turn:
-            while any(text in self._waiting for text in lacking):
+            while any(text in self._waiting for text in new_texts):
                 batch = list(self._waiting)[:AT_ONCE]
                 try:
                     if self._failure is not None:
                         raise self._failure
-                    self._kept.add(batch, await asyncio.to_thread(self._embed_now, batch))
-                except Exception as error:  # every waiting search has the same one
+                    self._cache.add(batch, await asyncio.to_thread(self._embed_now, batch))
+                except Exception as error:  # every waiting search raises the same error
                     self._failure = error
                     raise
                 for text in batch:
                     del self._waiting[text]
-        return rows | self._kept.find(lacking)
+        return rows | self._cache.find(new_texts)
 
     def _embed_now(self, texts: Sequence[str]) -> "np.ndarray":
         from retrieval.encoder import embed_texts
 
         if self._encoder is None:
-            device = self._args.search_device.replace("cuda", "cuda:0")  # one GPU: queries come a few at a time
+            device = self._args.search_device.replace("cuda", "cuda:0")  # one GPU is enough for queries
             self._encoder = open_encoder(self._args, self._pooling, device, DTYPE)
         return embed_texts(self._encoder, texts)[0]

@@ -1,8 +1,8 @@
-"""--other_profile similar: the profile of another asker of the same category whose posts are most like the question.
+"""--other_profile similar: the profile of another asker in the same category whose posts are most like the question.
 
-With the asker's own profile and a random one, it tells knowing the person from knowing the topic. A profile's likeness
-is the mean score of its best `BEST` posts, by the ranker that also orders them: dot products, or BM25 over all posts of
-the category. Ties are broken by the seed.
+Compared with the asker's own profile and a random one, it shows whether knowing the topic helps as much as knowing the
+person. A profile's likeness is the mean score of its best `BEST` posts, by the ranker that also orders them: dot
+products, or BM25 over all posts of the category. The seed breaks ties.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from utils.base.progress import Progress
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 
-BEST = 10  # as many as RAG shows by default
-DECIMALS = 6  # scores that differ less are ties: the last bits depend on the machine
+BEST = 10  # the number of posts that RAG shows by default
+DECIMALS = 6  # closer scores are ties, because the last bits depend on the machine
 
-Scores = Callable[[str], np.ndarray]  # of all posts of a category, (P,), for a question's text
+Scores = Callable[[str], np.ndarray]  # returns, for a question's text, the scores (P,) of all posts of a category
 ScoresOf = Callable[[Sequence[str]], Scores]
 
 
@@ -30,7 +30,7 @@ def by_bm25(posts: Sequence[str]) -> Scores:
 
 
 def by_embeddings(row_of: dict[str, int], embeddings: np.ndarray) -> ScoresOf:
-    """Return the function that scores by dot products; `embeddings` (T, D) has each text's row by `row_of`."""
+    """Return a function that scores by dot products; `row_of` has the row of each text in `embeddings` (T, D)."""
 
     def scores_of(posts: Sequence[str]) -> Scores:
         rows = embeddings[[row_of[post] for post in posts]]
@@ -42,9 +42,9 @@ def by_embeddings(row_of: dict[str, int], embeddings: np.ndarray) -> ScoresOf:
 def find_similar(
     source: Source, task: Task, args: argparse.Namespace, records: list[Record], scores_of: ScoresOf
 ) -> Iterator[tuple[int, int | None]]:
-    """Yield the number of each question that is ranked, and that of the question whose profile it gets, if one is left.
+    """Yield the number of each question to rank, and of the question whose profile it gets (None: no profile is left).
 
-    Left out are profiles of the same user, and those with a post that the asker's own profile has too. If posts have
+    A profile is excluded if it belongs to the same user, or shares a post with the asker's own profile. If posts have
     dates, posts later than the asker's latest one do not count (and are not shown, see `Source.read`).
 
     Args:
@@ -74,15 +74,15 @@ def _in_group(
     ends = np.cumsum([0, *(len(texts[number]) - 1 for number in numbers)])
     places = {number: slice(ends[i], ends[i + 1]) for i, number in enumerate(numbers)}
     dates = [date for number in numbers for date in dates_of(task, records[number])]
-    having: dict[str, set[int]] = {}
+    numbers_with: dict[str, set[int]] = {}  # by post text, the questions whose profile has it
     for number in numbers:
         for post in texts[number][1:]:
-            having.setdefault(post, set()).add(number)
+            numbers_with.setdefault(post, set()).add(number)
     score = scores_of(posts) if posts else None
     for number in (number for number in numbers if number < len(source.sizes)):
         query, *own = texts[number]
-        shared = {number}.union(*(having[post] for post in own))
-        others = [other for other in numbers if other not in shared and len(texts[other]) > 1
+        excluded = {number}.union(*(numbers_with[post] for post in own))
+        others = [other for other in numbers if other not in excluded and len(texts[other]) > 1
                   and user_of(task, records[other]) != user_of(task, records[number])]  # fmt: skip
         scores = score(query) if others else np.empty(0)
         if (latest := latest_date(task, records[number])) is not None:
@@ -93,12 +93,12 @@ def _in_group(
             yield number, None
             continue
         top = max(likeness.values())
-        equal = sorted((other for other in likeness if likeness[other] == top), key=lambda other: records[other]["id"])
-        yield number, random.Random(f"{args.seed} {records[number]['id']}").choice(equal)
+        ties = sorted((other for other in likeness if likeness[other] == top), key=lambda other: records[other]["id"])
+        yield number, random.Random(f"{args.seed} {records[number]['id']}").choice(ties)
 
 
 def _best(scores: np.ndarray) -> float:
-    """Return the mean of the best `BEST` scores, or of all if there are fewer, rounded."""
+    """Return the rounded mean of the best `BEST` scores, or of all if there are fewer."""
     scores = scores[scores > -np.inf]
     best = np.partition(scores, -BEST)[-BEST:] if len(scores) > BEST else scores
     return round(float(best.mean()), DECIMALS) if len(best) else -np.inf

@@ -361,7 +361,7 @@ def main() -> None:
     try:
         server = ChatServer(default_reply, args.port, args.delay)
     except OSError as error:
-        parser.exit(2, f"error: --port {args.port}: {error.strerror}; give another, or 0 for a free one\n")
+        parser.exit(2, f"error: --port {args.port}: {error.strerror}; use another one, or 0 for a free one\n")
     with server:
         print(server.server_port, flush=True)
         server.serve_forever()

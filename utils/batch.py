@@ -38,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = cli.make_parser(__doc__)
     parser.parse_args(words if words and words[0].startswith("-") else [])
     if not words or words[0] not in COMMANDS:
-        parser.refuse(f"give a command to run: {', '.join(COMMANDS)}; see --help")
+        parser.refuse(f"needs a command to run: {', '.join(COMMANDS)}; see --help")
     if "--openai" not in words:
-        raise UserError(f"{words[0]}: batches need an API; give --openai, or run the command without utils/batch.py")
+        raise UserError(f"{words[0]}: batches need an API; add --openai, or run the command without utils/batch.py")
     command = import_module(words[0].removesuffix(".py").replace("/", "."))
     engines: dict[tuple[str, ...], Any] = {}  # a `BatchEngine` for each API
     models: dict[str, Completions] = {}

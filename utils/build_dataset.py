@@ -5,11 +5,12 @@
   python utils/build_dataset.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --output_dir built \\
       --posts_addr SE-PQA/train/data.jsonl SE-PQA/val/data.jsonl SE-PQA/test/data.jsonl
 
-The steps' files in --output_dir: posts.sqlite, all posts; candidates.json; factoid_filter.json, whether a good answer
-depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is in the
-post; splits.json; and <category>_<split>.json, which every other script reads. counts.json counts what each step kept
-and dropped; to_read.html shows a few records of each. Run the same command again to resume; with more --posts_addr, it
-asks only about new posts. --dry_run makes the files up to candidates.json, which need no model.
+Each step writes a file to --output_dir: posts.sqlite (all posts), candidates.json, factoid_filter.json (whether a good
+answer depends on who asks), aspects.json (what the asker cares about), evidence.json (the aspects whose evidence is in
+the post), splits.json, and <category>_<split>.json, the dataset for all other scripts. counts.json has the numbers of
+kept and dropped records of each step, and to_read.html shows a sample of each. Run the same command again to resume;
+with more --posts_addr, it asks only about new posts. --dry_run makes the files up to candidates.json, which need no
+model.
 """
 
 import argparse
@@ -45,7 +46,7 @@ from utils.building.steps import Counts, Steps, format_counts
 from utils.runs.driver import are_complete, run_stages
 
 SCRIPT = "utils/build_dataset.py"
-Files = dict[str, list[str]]  # communities by the name of the file to make
+Files = dict[str, list[str]]  # by the name of a category's files, its communities
 FOUND = {  # counts of aspects, by how their evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence that is exact except for white space and quotation marks",
@@ -81,9 +82,9 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--posts_addr", nargs="+", required=True, metavar="FILE",
         help="a dump's Posts.xml in a folder named after its community, with Users.xml beside it; or SE-PQA's *.jsonl")
-    add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files of all steps")
     add("--communities_addr", metavar="FILE",
-        help="TOML with a table per category, named as its files shall begin, with a list `communities` (default: the "
+        help="TOML with a table per category, which names its files and has a list `communities` (default: the "
         "paper's 47 in three categories)")
     add("--min_body_words", type=cli.non_negative_int, default=30,
         help="minimum number of words in a question's body (%(default)s)")
@@ -106,7 +107,7 @@ def build_parser() -> cli.FlagParser:
     parser.not_a_setting(
         "--communities_addr --min_body_words --min_profile_posts --max_profile_posts --questions_per_author"
         " --validation_share --test_share --split_seed",
-        "they only select posts, and are settings of the steps that do so",
+        "they only select posts, and are settings of the steps that select",
     )
     # fmt: on
     return parser
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(args.output_dir)
     args = cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
     if args.validation_share + args.test_share >= 1:
-        raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
+        raise UserError("--validation_share and --test_share leave nothing for training; their sum must be below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.dry_run or not are_complete(stages):
             return code
         for question in (FILTER, ASPECTS):
-            counts[question.step] = count_outputs(question, read_said(folder, question))
+            counts[question.step] = count_outputs(question, read_outputs(folder, question))
         counts["evidence"] = check_evidence(args, steps, counts, candidates)
         counts["splits"] = make_splits(args, steps)
         counts["files"] = write_files(args, steps, index, files)
@@ -150,7 +151,7 @@ class _Category(msgspec.Struct):
 
 
 def read_communities(path: Path) -> dict[str, list[str]]:
-    """Return the communities of each file to make; UserError if the TOML file is invalid."""
+    """Return the communities of each category; UserError if the TOML file is invalid."""
     files: dict[str, list[str]] = {}
     for name, table in (tables := read_toml(path)).items():
         check_field(tables, str(path), name, _Category)
@@ -158,8 +159,8 @@ def read_communities(path: Path) -> dict[str, list[str]]:
             raise UserError(
                 f"{path}: table {quote(name)}: not a valid file name; use no slash and no control characters"
             )
-        if twice := set(table["communities"]) & {community for others in files.values() for community in others}:
-            raise UserError(f"{path}: community {min(twice)!r} is in two tables; each community must be in one")
+        if shared := set(table["communities"]) & {community for others in files.values() for community in others}:
+            raise UserError(f"{path}: community {min(shared)!r} is in two tables; each community must be in one")
         files[name] = table["communities"]
     if not files:
         raise UserError(f'{path}: has no tables; add one per category, with communities = ["...", ...]')
@@ -167,14 +168,14 @@ def read_communities(path: Path) -> dict[str, list[str]]:
 
 
 def note_communities(path: str | None, present: list[str], files: Files) -> None:
-    """Print the communities that have posts but no category, and those in the user's file that have no posts."""
+    """Print which communities have posts but no category, and which in the user's file have no posts."""
     wanted = {community for communities in files.values() for community in communities}
     if unplaced := [community for community in present if community not in wanted]:
         remedy = "" if path else "; use --communities_addr to add categories"
         what = "communities without a category, used in profiles only"
         print(f"note: {what}: {first_five(unplaced)}{remedy}", file=sys.stderr)
     absent = sorted(wanted - {*present})
-    if path and absent and present:  # without a file, inputs may have any of the paper's 47
+    if path and absent and present:  # without the user's file, inputs may have any of the paper's 47
         print(f"note: {path}: communities without posts in the inputs: {first_five(absent)}", file=sys.stderr)
 
 
@@ -182,7 +183,7 @@ def note_communities(path: str | None, present: list[str], files: Files) -> None
 
 
 def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> Counts:
-    """Write candidates.json: posts that may become questions, in random order."""
+    """Write candidates.json: the posts that may become questions, in random order."""
     communities = sorted({community for names in files.values() for community in names})
     terms = Terms(args.min_body_words, args.min_profile_posts, args.questions_per_author)
 
@@ -205,8 +206,8 @@ def as_candidate(post: Post) -> Record:
     return question | {"author": post.author, "date": post.date, "licence": post.licence}
 
 
-def read_said(folder: Path, question: Question) -> dict[str, Any]:
-    """Return the content of a question's file by the posts' ids."""
+def read_outputs(folder: Path, question: Question) -> dict[str, Any]:
+    """Return the content of a question's file, by post id."""
     return read_json(folder / f"{question.step}.json")
 
 
@@ -215,12 +216,12 @@ def check_evidence(
 ) -> Counts:
     """Write evidence.json: posts with the aspects whose evidence they contain, without profiles."""
     folder = Path(args.output_dir)
-    judgments = read_said(folder, ASPECTS)
+    outputs = read_outputs(folder, ASPECTS)
 
     def write(target: Path) -> Counts:
         records, counts = [], Counter()
         for candidate in candidates:
-            aspects = judgments.get(candidate["id"], {}).get(ASPECTS.field)
+            aspects = outputs.get(candidate["id"], {}).get(ASPECTS.field)
             if not aspects:
                 continue
             kept, how_found = keep_found(aspects, candidate["narrative"])
@@ -230,10 +231,10 @@ def check_evidence(
                 head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
                 records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
-            kept = [earlier[FILTER.step], earlier[ASPECTS.step], counts]
-            counted = "; ".join(map(format_counts, filter(None, kept)))
-            last = (ASPECTS if judgments else FILTER).step
-            raise UserError(f"{folder}: no question is left: {counted}\n  see the model's outputs in {last}.json")
+            all_counts = [earlier[FILTER.step], earlier[ASPECTS.step], counts]
+            reasons = "; ".join(map(format_counts, filter(None, all_counts)))
+            last = (ASPECTS if outputs else FILTER).step
+            raise UserError(f"{folder}: no question is left: {reasons}\n  see the model's outputs in {last}.json")
         write_array(target, iter(records), indent=2)
         return counts
 
@@ -242,7 +243,7 @@ def check_evidence(
 
 
 def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
-    """Write splits.json: by author, the split of all their questions."""
+    """Write splits.json: the split of each author, and so of all their questions."""
     folder = Path(args.output_dir)
 
     def write(target: Path) -> Counts:
@@ -278,7 +279,7 @@ def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files:
                 write = partial(write_file, index, chosen, args.max_profile_posts)
                 counts[path.name] = steps.make(path, {**settings, "communities": communities, "split": split}, write)
     for path in sorted(path for split in SPLITS for path in folder.glob(f"*_{split}.json")):
-        if path.name not in counts:  # its split is empty now, or its category was removed
+        if path.name not in counts:  # its split is now empty, or its category was removed
             steps.remove(path)
     return counts
 
@@ -310,7 +311,7 @@ def write_counts(args: argparse.Namespace, steps: Steps, counts: dict[str, Any])
 
 
 def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], candidates: list[Record]) -> None:
-    """Write to_read.html: a sample of each step's records to check, as the paper's authors read 500 and 100."""
+    """Write to_read.html: a sample of each step's records to check; the paper's authors read 500 and 100 records."""
     folder = Path(args.output_dir)
 
     def write(target: Path) -> Counts:

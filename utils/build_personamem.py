@@ -8,7 +8,7 @@
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
 (small_talk.json), `questions` (questions.json), and `assemble`, which needs no model. It writes questions_<size>.csv
 and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json,
-with counts, such as of the questions that can be answered without a history; and to_read_<size>.html, which shows some
+with figures such as how many questions can be answered without a history; and to_read_<size>.html, a sample of the
 questions. Run the same command again to resume; nothing is requested twice.
 """
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import Prompt, digests, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, quote
 from utils.base.json_files import read_json
 from utils.base.made import ALL_BUT_SCRIPT, Key, Made, Piece, Pieces, State, say_finished
 from utils.base.manifest import describe_run, file_hash, noted_settings, publish, publishing
@@ -58,8 +58,8 @@ class Part(NamedTuple):
 
     make: Make
     unit: str  # plural noun for its records
-    given: str | None  # the flag of the user's file that it is made from
-    before: str | None  # the earlier file that it is made from
+    flag: str | None  # the flag of the user's file that it is made from
+    made_from: str | None  # the earlier file that it is made from
 
 
 PARTS = {
@@ -76,7 +76,7 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--step", nargs="+", choices=STEPS,
         help="steps to run, always in this order (default: all)")
-    add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files of all steps")
     add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
     add("--topics_addr", metavar="FILE",
@@ -153,40 +153,40 @@ def make_stages(args: cli.Arguments) -> list[Stage]:
     stages: dict[str, Stage] = {}
     for name in [part for part in PARTS if part in args.step or (part == "personas" and "conversations" in args.step)]:
         part = PARTS[name]
-        settings_of_part = {"step": name, "inputs": {"given": file_hash(vars(args)[part.given])} if part.given else {}}
-        settings_of_part |= {"time": args.time} if name == "questions" else {}
-        file = PartFile(args, settings | settings_of_part, name, records_of[name])
+        part_settings = {"step": name, "inputs": {"given": file_hash(vars(args)[part.flag])} if part.flag else {}}
+        part_settings |= {"time": args.time} if name == "questions" else {}
+        file = PartFile(args, settings | part_settings, name, records_of[name])
         method = partial(_answer, args, prompts, part.make)
-        stages[name] = Stage(task, file.records, method, [file], models, after=stages.get(part.before))
+        stages[name] = Stage(task, file.records, method, [file], models, after=stages.get(part.made_from))
     return [*stages.values()]
 
 
 class PartFile(StageFile):
-    """The values that a step makes: `{id: {"value", "dropped", "calls", ...}}`."""
+    """A file of values made by a step: `{id: {"value", "dropped", "calls", ...}}`."""
 
     many_calls = True
 
     def __init__(self, args: cli.Arguments, settings: dict[str, Any], name: str, records: Records):
-        """`records`: by id, without the values of the step before."""
+        """`records`: by id, without the values of the earlier file."""
         self._part, self._records = PARTS[name], records
-        keys = None if self._part.before else [(record_id,) for record_id in records]
+        keys = None if self._part.made_from else [(record_id,) for record_id in records]
         super().__init__(str(Path(args.output_dir, f"{name}.json")), settings, args, keys)
         self.unit = self._part.unit
 
     def records(self) -> Iterator[tuple[StageFile, Key, dict[str, Any]]]:
-        """Yield the records, with the value of the step before as `made_from`; those that lack it are left out.
+        """Yield the records, each with the earlier file's value as `made_from`; records without that value are skipped.
 
-        The settings of the file get the hash of the file before.
+        The hash of the earlier file is added to the settings.
         """
-        before = self._part.before
-        if before:
-            path = Path(self.path).with_name(f"{before}.json")
+        earlier = self._part.made_from
+        if earlier:
+            path = Path(self.path).with_name(f"{earlier}.json")
             values = inputs.read_values(path)
             self.settings["inputs"] |= {path.name: file_hash(path)}
         for record_id, record in self._records.items():
-            if not before:
+            if not earlier:
                 yield self, (record_id,), {"id": record_id, **record}
-            elif value := values.get(record["drawn"]["id"] if before == "personas" else record_id):
+            elif value := values.get(record["drawn"]["id"] if earlier == "personas" else record_id):
                 yield self, (record_id,), {"id": record_id, **record, "made_from": value}
 
     def content(self) -> dict[str, Piece]:
@@ -199,12 +199,14 @@ class PartFile(StageFile):
         """Refuse to replace a file with records that this command does not make, such as those of other personas."""
         path = Path(self.path)
         if path.exists() and (lost := inputs.read_values(path).keys() - self._records.keys()):
-            problem = f"has {counted(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
-            remedy = "give another --output_dir, or --overwrite to replace it; completions are kept"
+            problem = (
+                f"has {count_noun(len(lost), 'record')} that this command does not make, such as {quote(min(lost))}"
+            )
+            remedy = "choose another --output_dir, or add --overwrite to replace it; completions are kept"
             raise UserError(f"{problem}\n  {remedy}")
 
     def counts(self, content: dict[str, Piece]) -> dict[str, int]:
-        """Count the values, and what was dropped, by reason."""
+        """Count the values, and by reason what was dropped."""
         dropped = Counter[str]()
         for piece in content.values():
             dropped.update(piece["dropped"])
@@ -212,19 +214,19 @@ class PartFile(StageFile):
 
     def line(self, content: dict[str, Piece], figures: Mapping[str, Any]) -> str:
         dropped = Counter(figures["counts"])
-        made = dropped.pop(self.unit)
-        counts = f"{counted(made, self.noun)}, {named(dropped.total(), 'replies or parts dropped')}"
+        number = dropped.pop(self.unit)
+        counts = f"{count_noun(number, self.noun)}, {count_plural(dropped.total(), 'replies or parts dropped')}"
         line = f"{self.path}: {counts}{cost_in_words(figures)}"
         return "\n".join([line, *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS))])
 
 
 def read_records(args: cli.Arguments) -> dict[str, Records]:
-    """Return each file's records by id, without what a step before makes; UserError if a file or flag is wrong."""
+    """Return each file's records by id, without values of earlier files; UserError if a file or flag is wrong."""
     sentences = inputs.read_personas(Path(args.personas_addr))
     end = len(sentences) if args.n_persona is None else args.n_persona
     if not args.s_persona < end <= len(sentences):
-        limit = f"{args.personas_addr} has {counted(len(sentences), 'persona')}"
-        bounds = f"--s_persona must be below --n_persona, and this at most {len(sentences)}"
+        limit = f"{args.personas_addr} has {count_noun(len(sentences), 'persona')}"
+        bounds = f"--s_persona must be below --n_persona, and --n_persona at most {len(sentences)}"
         raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {limit}; {bounds}")
     personas = inputs.draw_personas(sentences, args.s_persona, end, args.seed)
     topics = inputs.read_topics(Path(args.topics_addr), args.topics)
@@ -257,7 +259,7 @@ async def _answer(
     calls = {role: sum_calls(call for name, call in ask.steps.calls if name == role) for role in roles}
     piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
     if not value:  # for the report on unusable records
-        piece["reason"] = next(iter(asking.dropped), "nothing was left")
+        piece["reason"] = next(iter(asking.dropped), "nothing usable was left")
         piece |= {name: ask.steps.calls[-1][1].get(name) for name in ("attempts", "raw")}
     return piece
 
@@ -271,22 +273,22 @@ def assemble(args: cli.Arguments) -> None:
     settings["n_blocks"] = args.n_blocks or assembly.SIZES[size][1]
     table_settings = {"script": SCRIPT, **settings, "tokenizer": addr}
     table_settings["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
-    for name, before in ((name, f"{part.before}.json") for name, part in PARTS.items() if part.before):
-        made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
-        if made_from.get(before) != table_settings["inputs"][before]:
-            raise UserError(f"{folder / name}.json: was made from a different {before}; run --step {name} again")
+    for name, earlier in ((name, f"{part.made_from}.json") for name, part in PARTS.items() if part.made_from):
+        hashes = noted_settings(folder / f"{name}.json").get("inputs", {})
+        if hashes.get(earlier) != table_settings["inputs"][earlier]:
+            raise UserError(f"{folder / name}.json: was made from a different {earlier}; run --step {name} again")
     files = [Made(path, table_settings, bool(args.overwrite), ALL_BUT_SCRIPT) for path in paths]
     if {file.check() for file in files} == {State.CURRENT}:
         say_finished(table)
         return
     locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": table_settings}
-    made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
-    counts, rows = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
+    values, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
+    counts, rows = assembly.write_files(assembly.assemble(values, settings, count_tokens), table, contexts, run)
     print(f"{table}: {format_counts(counts)}")
-    if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
+    if args.filter_questions:  # measure all questions: of the remaining ones, the filter itself decides some figures
         unfiltered = {**settings, "filter_questions": False}
-        rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
+        rows = [row for part in assembly.assemble(values, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
     publish(validity, figures, run)
     with publishing(page, run) as staged:

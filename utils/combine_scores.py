@@ -62,10 +62,10 @@ def build_parser() -> cli.FlagParser:
     add("--own_addr", metavar="FILE", help="Python file with a function `reward(response)`, which returns a number")
     add("--form_texts", nargs="+", metavar="TEXT", help="texts in the required order, such as headings")
     # fmt: on
-    parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "give --contrast")
+    parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "add --contrast")
     parser.without_effect("--length_note --length_over", lambda args: not args.length_weight, "without --length_weight")
-    parser.without_effect("--form_texts", lambda args: not args.form, "without --form", "give --form")
-    parser.without_effect("--own_addr", lambda args: not args.own, "without --own", "give --own")
+    parser.without_effect("--form_texts", lambda args: not args.form, "without --form", "add --form")
+    parser.without_effect("--own_addr", lambda args: not args.own, "without --own", "add --own")
     add_overwrite_argument(parser)
     return parser
 
@@ -128,7 +128,7 @@ def terms_of(args: cli.Arguments, weights: dict[str, float]) -> dict[str, Term]:
 
     def contrast(question_id: str, response: dict[str, Any]) -> float:
         if question_id not in others:
-            raise UserError(f"{args.contrast_addr}: has no response to {question_id}; give responses to all questions")
+            raise UserError(f"{args.contrast_addr}: has no response to {question_id}; every question needs one")
         return rouge(others[question_id][0]["output"] or "", response["output"] or "", "rougeL")
 
     def length(_: str, response: dict[str, Any]) -> float:

@@ -41,7 +41,7 @@ from collections import Counter
 from itertools import chain
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.base.manifest import settings_of
 from utils.benchmarks import tasks
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 def compare_with_people(args: cli.Arguments, outputs: list[str]) -> int:
     """Print the systems' scores corrected by people's verdicts."""
     if args.human_addr or args.unscored_as_zero:
-        raise UserError("--corrected: --human_addr and --unscored_as_zero have no effect; leave them out")
+        raise UserError("--corrected: --human_addr and --unscored_as_zero have no effect; remove them")
     cli.check_outputs(outputs, [path for _, *paths in args.corrected for path in paths])
     read = {path: read_scores(path) for _, path, _ in args.corrected}
     systems = [read_rated(one_line(name), path, read[path], people) for name, path, people in args.corrected]
@@ -168,14 +168,16 @@ def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -
     inputs = [] if human_addr is None else [human_addr]
     for name, *paths in arguments:
         if not paths:
-            raise UserError(f"{flag} {quote(name)}: no score file; give a name, then its score files")
+            raise UserError(f"{flag} {quote(name)}: needs a name, then its score files")
         if flag == "--systems" and len(paths) != len(arguments[0]) - 1:
-            counts = f"{counted(len(paths), 'file')}, but {quote(arguments[0][0])} has {len(arguments[0]) - 1}"
-            raise UserError(f"{flag} {quote(name)}: has {counts}; give one per system, the same systems for all judges")
+            counts = f"{count_noun(len(paths), 'file')}, but {quote(arguments[0][0])} has {len(arguments[0]) - 1}"
+            raise UserError(
+                f"{flag} {quote(name)}: has {counts}; each judge needs one per system, for the same systems"
+            )
         inputs += paths
     counts = Counter(map(os.path.realpath, inputs))
     if twice := [path for path in inputs if counts[os.path.realpath(path)] > 1]:
-        raise UserError(f"{twice[-1]}: is given twice; give each file once")
+        raise UserError(f"{twice[-1]}: appears twice; pass each file once")
     is_alone = len({one_line(name) for name, *_ in arguments}) < 2
     if is_alone and human_addr is None and flag != "--preferred":
         more = "add another one" + (", or --human_addr" if flag == "--evaluator" else "")
@@ -251,7 +253,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
     for evaluator in evaluators:
         if human and human.choices.keys().isdisjoint(evaluator.preferences):
             both = f"no question in common with --evaluator {quote(evaluator.name)} ({', '.join(evaluator.files[0])})"
-            raise UserError(f"{human.path}: has {both}\n  give the human choices for the questions in these files")
+            raise UserError(f"{human.path}: has {both}\n  use human choices for the questions in these files")
         with_hashes = filter(None, map(judged_responses, evaluator.files))
         for place, judged in enumerate(zip(*with_hashes, strict=True)):
             # The humans' file lacks the responses of categories that they were not asked about.
@@ -259,18 +261,18 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             if seen and digests.isdisjoint(seen):
                 raise UserError(
                     f"{judged[0][0]}: scores other answers than those in {human.path}\n"
-                    "  give the scores of the response files that the humans compared"
+                    "  use scores of the response files that the humans compared"
                 )
             for path, digest in judged:
                 first_place, first_path = place_of.setdefault(digest, (place, path))
                 if place != first_place:
                     raise UserError(
                         f"{path}: its system {place + 1} is system {first_place + 1} in {first_path}\n"
-                        "  give the systems in the same order for all evaluators and in the human file"
+                        "  list the systems in the same order for all evaluators and in the human file"
                     )
             first, first_digests, first_path = firsts.setdefault(place, (evaluator, digests, judged[0][0]))
             if digests.isdisjoint(first_digests) and not first.entries.keys().isdisjoint(evaluator.entries):
-                remedy = "give all evaluators' scores of the same response files"
+                remedy = "use all evaluators' scores of the same response files"
                 raise UserError(f"{judged[0][0]}: scores other answers than {first_path}\n  {remedy}")
 
 

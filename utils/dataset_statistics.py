@@ -19,7 +19,7 @@ from statistics import fmean, pstdev
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import counted, first_five
+from utils.base.errors import count_noun, first_five
 from utils.benchmarks.scoring import mean
 from utils.benchmarks.task import ALL
 from utils.show.dataset_counts import EXTREMES, Column, read_columns
@@ -89,9 +89,7 @@ def options_table(column: Column) -> Table:
         f"that option is right. {share_intervals_note(task.user_field if len(users) < len(column.choices) else '')}"
     )
     missing = column.num_questions - len(column.choices)
-    left_out = [
-        f"{missing} of {counted(column.num_questions, 'question')} left out: without options, or without the right one."
-    ]
+    left_out = [f"{missing} of {count_noun(column.num_questions, 'question')} left out: no options, or no right one."]
     heads = [column.title, "Questions", *["Unique", "Right", "95% interval"] * len(EXTREMES)]
     above = ["", "", *(extreme for extreme in EXTREMES for _ in range(3))]
     return Table(heads, rows, [note, *(left_out if missing else [])], short=task.short, above=above)
@@ -114,18 +112,18 @@ def make_notes(columns: list[Column]) -> list[str]:
 def _count_notes(column: Column) -> Iterator[str]:
     expected = column.paper.get("questions")
     if expected not in (None, column.num_questions):
-        yield f"{counted(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
+        yield f"{count_noun(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
     for name, sizes in column.sizes.items():
         if missing := column.num_questions - len(sizes):
-            yield f"{missing} of {counted(column.num_questions, 'question')} without {name!r}, left out of the mean."
+            yield f"{missing} of {count_noun(column.num_questions, 'question')} without {name!r}, left out of the mean."
         if column.task.files.sizes[name][0] is not float and (empty := sizes.count(0)):
-            yield f"{empty} of {counted(column.num_questions, 'question')} with an empty {name!r}, counted as 0."
+            yield f"{empty} of {count_noun(column.num_questions, 'question')} with an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
-        posts = counted(sum(column.sizes["profile"]), "profile post")
+        posts = count_noun(sum(column.sizes["profile"]), "profile post")
         verb = "contains" if count == 1 else "contain"
         yield f"{count} of {posts} {verb} {name} word for word, though only the judge may see it."
     if missing := column.num_questions - column.communities.total():
-        yield f"{missing} of {counted(column.num_questions, 'question')} without {column.task.group_field!r}."
+        yield f"{missing} of {count_noun(column.num_questions, 'question')} without {column.task.group_field!r}."
 
 
 def _group_notes(column: Column) -> Iterator[str]:

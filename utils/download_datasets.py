@@ -28,7 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.manifest import describe_run, read_manifest
 from utils.base.progress import announce
 from utils.base.web_files import Server
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.overwrite or not all(path.exists() for path in outputs):
             raise
         announce(f"note: {error}")
-        print(f"{folder}: all files exist, left alone; not compared with the hub")
+        print(f"{folder}: all files exist; skipped, not compared with the hub")
         return 0
     if not args.overwrite:
         check_commits(outputs, source)
@@ -130,7 +130,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     if place is None:
         raise UserError(
             f"{part.name}: its texts are from the Avocado corpus, which needs a licence and cannot be downloaded\n"
-            f"  build its files as described in {AVOCADO}, then give their folder as --source_dir"
+            f"  build its files as described in {AVOCADO}, then pass their folder as --source_dir"
         )
     if not isinstance(part, OnServer):
         return downloads.find_source(place, args.revision, args.cache_dir)
@@ -143,7 +143,7 @@ def is_the_users_own(path: Path) -> bool:
     """Return whether a file exists without a manifest, so that this script did not write it; print a note if so."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
-        print(f"{path}: already exists, left alone; its origin is unknown, because it has no manifest")
+        print(f"{path}: already exists; skipped. Its origin is unknown, because it has no manifest")
     return is_own
 
 
@@ -154,7 +154,7 @@ def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
     if others and source.commit is not None:
         path, commit = others[0], commits[others[0]]
-        more = f" (and {counted(len(others) - 1, 'more file')} from another commit)" if len(others) > 1 else ""
+        more = f" (and {count_noun(len(others) - 1, 'more file')} from another commit)" if len(others) > 1 else ""
         raise UserError(
             f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
             f"  use --revision {commit} to continue with that commit, or --overwrite to make all files again"

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import Made, State, publish_together, say_finished
 from utils.base.manifest import describe_run, file_hash, read_manifest
 from utils.benchmarks.checks import Record
@@ -51,8 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
     if size > len(ids):
-        held = counted(len(ids), "question")
-        raise UserError(f"--questions_per_round {size}: {source} has {held}; give no more than that")
+        raise UserError(f"--questions_per_round {size}: {source} has only {count_noun(len(ids), 'question')}")
     random.Random(args.seed).shuffle(ids)
     start = (args.round - 1) * size
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}
@@ -60,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
     records = (moved(dataset[number], source, path) for number in numbers)
     publish_together({file: records}, describe_run(vars(args), settings, None, **figures))
-    print(f"{path}: {len(numbers)} of {counted(len(ids), 'question')}")
+    print(f"{path}: {len(numbers)} of {count_noun(len(ids), 'question')}")
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, exit_on_signal, quote
+from utils.base.errors import UserError, count_noun, exit_on_signal, quote
 from utils.base.made import INPUTS, Made, State, say_finished
 from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.base.progress import Progress
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     wrote = settings_of(args.response_addr).get("model")
     if wrote not in (None, model.identity) and " at " not in wrote:  # behind a server, its files are not known
         problem = f"were written by {wrote}, but --model_addr {args.model_addr} is {model.identity}"
-        raise UserError(f"{args.response_addr}: its responses {problem}\n  give the generator itself")
+        raise UserError(f"{args.response_addr}: its responses {problem}\n  use the generator itself")
     described = {"model": model.identity, "dtype": args.dtype, "normalize": bool(args.normalize)}
     settings = {"script": SCRIPT, **described, "inputs": file_hash(args.inputs_addr)}
     made = Made(args.output_addr, settings | {"responses": file_hash(args.response_addr)}, args.overwrite, INPUTS)
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     longest, limit = max(map(len, prompts.values()), default=0), longest_sequence(config)
     if limit and longest > limit:
         problem = f"a text has {longest} tokens, but {model.addr} reads at most {limit}"
-        raise UserError(f"{args.response_addr}: {problem}; leave its question out")
+        raise UserError(f"{args.response_addr}: {problem}; remove its question")
     if args.dry_run:
         print(f"{len(prompts)} of {len(texts)} texts to embed, {sum(map(len, prompts.values()))} tokens")
         print(*describe_engine(args, [Loaded(model, longest, args.dtype)]), sep="\n")
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         arrays = {kind: np.stack([rows[text] for text in texts]) for kind, texts in texts_of.items()}
         with open_whole(staged, "wb") as file:
             file.write(save(arrays, {"questions": json.dumps(questions)}))
-    print(f"{args.output_addr}: states of {counted(len(questions), 'question')}; {len(prompts)} texts embedded")
+    print(f"{args.output_addr}: states of {count_noun(len(questions), 'question')}; {len(prompts)} texts embedded")
     return 0
 
 
@@ -113,7 +113,7 @@ def read_texts(args: argparse.Namespace) -> tuple[list[tuple[str, str, int, int]
         raise UserError(f"{args.inputs_addr}: the profiles of {task.name} are conversations, which are not supported")
     if settings_of(args.response_addr).get("inputs") not in (None, file_hash(args.inputs_addr)):
         problem = f"not the dataset of {args.response_addr}, according to the manifest beside it"
-        raise UserError(f"{args.inputs_addr}: {problem}\n  give the ranked dataset that they were made from")
+        raise UserError(f"{args.inputs_addr}: {problem}\n  use the ranked dataset that they were made from")
     records = read_dataset(args.inputs_addr, lambda task: ["profile", *task.asked_needs])
     ids = [record["id"] for record in records]
     records = match_responses(records, responses, args.response_addr, ids, allow_partial=True)
@@ -133,7 +133,7 @@ def profile_text(task: Task, record: Record, answers: list[Record], path: str) -
     places = shown.pop() if shown else ()
     if shown or max(places, default=-1) >= len(record["profile"]):
         problem = "its answers had different posts in their prompts, or more than the dataset has"
-        remedy = "give answers to one prompt, such as by baselines.py --rag, and their ranked dataset"
+        remedy = "use answers to one prompt, such as those of baselines.py --rag, and their ranked dataset"
         raise UserError(f"{path}: id {quote(record['id'])}: {problem}\n  {remedy}")
     items = task.arrange([record["profile"][place] for place in places])
     return task.join([(task.item_template or task.item_text)(item) for item in items]) if items else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five
+from utils.base.errors import UserError, count_noun, first_five
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import selection_of
@@ -72,14 +72,14 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     match_responses(records, responses, response_addr, ids, allow_partial=True)
     if lacking := [question_id for question_id in ids if question_id not in responses]:
         print(
-            f"note: {response_addr}: no response to {len(lacking)} of {counted(len(ids), 'question')}, "
+            f"note: {response_addr}: no response to {len(lacking)} of {count_noun(len(ids), 'question')}, "
             f"exported as empty: {first_five(lacking)}",
             file=sys.stderr,
         )
     firsts = {question_id: responses.get(question_id, [{"output": None}])[0] for question_id in ids}
     firsts = {question_id: {**first, "output": first["output"] or ""} for question_id, first in firsts.items()}
     empty = sum(not first["output"].strip() for first in firsts.values())
-    line = f"{counted(len(ids), 'answer')}, {empty} of them empty"
+    line = f"{count_noun(len(ids), 'answer')}, {empty} of them empty"
     if selected := sum(map(bool, map(selection_of, firsts.values()))):
         line += f", {selected} selected by their scores, so not comparable with other systems"
     return task.files.export.name, task.files.export.write(records, firsts), line

@@ -25,7 +25,7 @@ import json
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import add_output_arguments, prepare_derived, publish_derived
 from utils.base.manifest import file_hash
 from utils.benchmarks import task_of
@@ -56,7 +56,7 @@ def build_parser() -> cli.FlagParser:
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what raters decide (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="a system: its name, then its response files; give it twice for pairs, once with one file for verdicts")
+        help="a system: its name, then its response files; two systems for pairs, one with a single file for verdicts")
     add("--show", choices=SHOWN, default="details",
         help="pairs: what raters see: only the question, also the details that the scorer sees, or these and the "
         "aspects too (%(default)s)")
@@ -99,7 +99,7 @@ def make(args: argparse.Namespace) -> None:
     cli.check_outputs([args.output_addr, str(key_addr)], inputs)
     names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
     if "" in names or len(set(names)) < len(names):
-        raise UserError(f"--raters {' '.join(map(repr, names))}: give each rater a unique name")
+        raise UserError(f"--raters {' '.join(map(repr, names))}: each rater needs a unique name")
     files_of = files_by_name(args.system)
     if len(files_of) != NUM_SYSTEMS[args.ask]:
         raise UserError(f"--ask {args.ask}: needs {NUM_SYSTEMS[args.ask] or 'no'} --system, got {len(files_of)}")
@@ -117,9 +117,7 @@ def make(args: argparse.Namespace) -> None:
     drawn = rating_study.draw(groups, args.draw, args.seed)
     overlap = len(drawn) if args.overlap is None else args.overlap
     if overlap > len(drawn):
-        raise UserError(
-            f"--overlap {overlap}: the study has only {counted(len(drawn), 'question')}; give no more than that"
-        )
+        raise UserError(f"--overlap {overlap}: the study has only {count_noun(len(drawn), 'question')}")
     swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
@@ -129,7 +127,7 @@ def make(args: argparse.Namespace) -> None:
     systems_noted = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in files_of.items()]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, systems_noted, groups, swapped))
     counts = {"without aspects": len(records) - len(rateable), "without an answer": len(rateable) - len(groups)}
-    print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
+    print(f"{page_addr}: {len(drawn)} of {count_noun(len(groups), 'question')}, {overlap} of them for all raters")
     if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
         print(f"  left out: {left_out}")
     print(f"{key_addr}: keep this file private; --collect needs it")
@@ -142,7 +140,7 @@ def publish(
     if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:
         raise UserError(
             f"{key_addr}: is the key of another study, whose results are useless without it\n"
-            "  give another --output_addr, or --overwrite if nobody has rated yet"
+            "  choose another --output_addr, or add --overwrite if nobody has rated yet"
         )
     page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
     text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"

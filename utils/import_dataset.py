@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, kind, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, kind, quote
 from utils.base.made import add_overwrite_argument, derived, prepare_derived
 from utils.base.manifest import describe_run, file_hash
 from utils.base.progress import announce
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     output, counts = Path(args.output_addr), Counter(dict.fromkeys(COUNTS, 0))
     if output.suffix != ".json":
-        raise UserError(f"{output}: the dataset is a JSON array; give a name that ends in .json")
+        raise UserError(f"{output}: the dataset is a JSON array; its name must end in .json")
     cli.check_outputs([args.output_addr], [args.questions, args.posts])
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         write_json(staged, with_profiles(questions, posts, counts))
         hashes = {path: file_hash(path) for path in (args.questions, args.posts)}
         manifest |= {"settings": {"script": SCRIPT, "inputs": hashes}, "counts": counts}
-    print(f"{output}: {', '.join(named(count, what) for what, count in counts.items() if count)}")
+    print(f"{output}: {', '.join(count_plural(count, what) for what, count in counts.items() if count)}")
     return 0
 
 
@@ -155,7 +155,7 @@ def check_users(questions_by: Counter[str], posts_by: Counter[str]) -> int:
         number = sum(number_by[user] for user in alone)
         shares.append(number / number_by.total())
         example = f", such as {quote(alone[0])}" if alone else ""
-        problems.append(f"{number} of {counted(number_by.total(), noun)} by users without a {other}{example}")
+        problems.append(f"{number} of {count_noun(number_by.total(), noun)} by users without a {other}{example}")
     if min(shares) == 1:
         columns = "--columns author=COLUMN --post_columns author=COLUMN"
         raise UserError(f"no user has questions and posts: {'; '.join(problems)}\n  name the columns: {columns}")
@@ -170,7 +170,7 @@ def read_aspects(aspects: Any, where: str) -> Any:
         value = json.loads(aspects) if isinstance(aspects, str) else aspects
     except (ValueError, RecursionError):
         problem = f"{where}: field 'rubric_aspects' is {kind(aspects)}"
-        raise UserError(f'{problem}; give a JSON list, such as ["price"] or [{{"aspect": "price"}}]') from None
+        raise UserError(f'{problem}; use a JSON list, such as ["price"] or [{{"aspect": "price"}}]') from None
     return (
         [{"aspect": aspect} if isinstance(aspect, str) else aspect for aspect in value]
         if isinstance(value, list)
@@ -186,7 +186,7 @@ def time_of(row: dict[str, Any], where: str, undated: float) -> float:
         time = datetime.fromisoformat(row["date"] + "T23:59:59.999999" * (undated < 0 and len(row["date"]) <= 10))
     except (ValueError, TypeError):
         problem = f"{where}: field 'date' is {kind(row['date'])}"
-        raise UserError(f"{problem}; give 2024-05-31 or 2024-05-31T18:30:00Z (ISO 8601)") from None
+        raise UserError(f"{problem}; use 2024-05-31 or 2024-05-31T18:30:00Z (ISO 8601)") from None
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 

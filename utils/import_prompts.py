@@ -70,7 +70,9 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
     if all(path.is_file() and read_text(path) == text for path, text in paths.items()):
         return True
     if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"{output}: exists, but does not have these prompts\n  give another --output_dir, or delete it")
+        raise UserError(
+            f"{output}: exists, but does not have these prompts\n  choose another --output_dir, or delete it"
+        )
     return False
 
 

@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash
 from utils.benchmarks import task_of
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}
     if task.options is not None:
         if flags := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
-            raise UserError(f"{', '.join(flags)}: no effect for {task.name}; leave out {' and '.join(flags)}")
+            raise UserError(f"{', '.join(flags)}: no effect for {task.name}; remove {' and '.join(flags)}")
         controls = choose_options(records, task.options)
     elif task.controls is None:
         problem = "has no controls: no text that its judge must score highest, and no options"
@@ -125,7 +125,7 @@ def make_controls(
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
         raise UserError(
-            f"{response_addr}: answers {counted(len(answered), 'question')}; swapping answers needs at least two"
+            f"{response_addr}: answers {count_noun(len(answered), 'question')}; swapping answers needs at least two"
         )
     other = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
@@ -179,7 +179,10 @@ def describe(responses: Responses) -> str:
     cuts = Counter(output["cut_at"] for output in outputs if "cut_at" in output)
     missing = sum(output["output"] is None for output in outputs)
     tied = sum("tied_with" in output for output in outputs)
-    parts = [counted(len(outputs) - missing, "answer"), *(f"{count} cut at a {name}" for name, count in cuts.items())]
+    parts = [
+        count_noun(len(outputs) - missing, "answer"),
+        *(f"{count} cut at a {name}" for name, count in cuts.items()),
+    ]
     parts += [f"{tied} chosen as the first of several options of the same length"] if tied else []
     return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypedDict
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.errors import UserError, count_noun, first_five, quote
 from utils.base.json_files import read_bytes, read_json
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import folder_settings
@@ -186,7 +186,7 @@ def curves_of(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         curve = make_curve(judged, samples, chosen_by)
         curves[one_line(name)] = curve
         values = ", ".join(f"{number}: {mean:z.4f}" for number, mean in zip(curve.numbers, curve.means, strict=True))
-        fewer = f"; {counted(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
+        fewer = f"; {count_noun(curve.num_fewer, 'question')} with fewer usable samples" if curve.num_fewer else ""
         notes.append(f"{one_line(name)}: the expected score of the best of N is {values}{fewer}")
         best = make_curve(judged, samples, {key: own for key, own in rewards.items() if key in chosen_by})
         shares = zip(curve.numbers, shares_of_headroom(curve, best), strict=True)
@@ -203,7 +203,7 @@ def check_names(figure: str, names: list[str]) -> None:
     least, most = NUM_SYSTEMS[figure]
     if not least <= len(names) <= most:
         raise UserError(
-            f"--system: given {counted(len(names), 'time')}; figure {figure} takes {least} to {most} systems"
+            f"--system: given {count_noun(len(names), 'time')}; figure {figure} takes {least} to {most} systems"
         )
     for name in names if figure in ("2", "16") else ():
         if not (name.isascii() and name.isdigit() and int(name) <= LARGEST_K):
@@ -242,7 +242,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
     try:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
+        raise UserError(f"{path}: {error}\n  use the file that utils/compare_evaluators.py wrote") from None
     for number, evaluator in enumerate(evaluators):
         shares = [evaluator.accuracy, evaluator.mean_score, *(evaluator.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):
@@ -250,7 +250,9 @@ def read_evaluators(path: str) -> list[Evaluator]:
                 f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
             )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
-        raise UserError(f"{path}: has {counted(len(evaluators), 'evaluator')}; figure 4 takes 2 to {MOST_EVALUATORS}")
+        raise UserError(
+            f"{path}: has {count_noun(len(evaluators), 'evaluator')}; figure 4 takes 2 to {MOST_EVALUATORS}"
+        )
     return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 

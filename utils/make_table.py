@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     published = read_published(args, boards)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
-        raise UserError("--intervals: nothing to compare; give --baseline")
+        raise UserError("--intervals: needs --baseline")
     paper = None
     if args.paper is not None:  # also for metrics by the public code's rule; a task's only group has the task's name
         shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             methods = ", ".join(paper.methods)
             raise UserError(f"--published {unknown[0]!r}: the paper has no such row; type its scores; rows: {methods}")
     if args.length and (pooled := next((board for board in boards if board.metric.pooled), None)):
-        raise UserError(f"--length: {pooled.title} is not a mean over questions; leave the flag out")
+        raise UserError(f"--length: {pooled.title} is not a mean over questions; remove the flag")
     if args.length and (without := [path for board in boards for system in board.systems if system.mean_words is None
                                     for path in system.files]):  # fmt: skip
         remedy = "run evaluate_responses.py again with --overwrite (verdicts are kept)"
@@ -128,7 +128,7 @@ def build_parser() -> cli.FlagParser:
     add("--baseline", nargs="+", metavar="NAME",
         help="rows to compare the others with; a dagger marks those better than every baseline (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
-    parser.without_effect("--holm", lambda args: not args.baseline, "without --baseline", "give --baseline")
+    parser.without_effect("--holm", lambda args: not args.baseline, "without --baseline", "add --baseline")
     add("--intervals", action="store_true",
         help="a second table (in csv, more columns): interval, permutation test and effect size per comparison; for "
         "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
@@ -148,7 +148,7 @@ def build_parser() -> cli.FlagParser:
         help="the paper's table: for LaMP-QA 2 (test), 3 (validation) or beyond (later methods, test); for LaMP user "
         "or time; for LongLaMP user or temporal; for PersonaMem 32k, 128k or 1M; for PersonaMem-v2 32k, 128k, 32k open "
         "or 128k open (%(default)s)")
-    parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
+    parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "add --paper")
     add_board_arguments(parser)
     parser.without_effect("--groups", lambda args: args.paper, "with --paper, whose columns are the paper's")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
@@ -165,9 +165,9 @@ def read_published(args: argparse.Namespace, boards: list[Board]) -> dict[str, l
     for name, *words in args.published or []:
         where = f"--published {name!r}"
         if one_line(name) in published or one_line(name) in boards[0].rows:
-            raise UserError(f"{where}: there is another row of this name; give it another name")
+            raise UserError(f"{where}: another row has this name; rename one of them")
         if not words and args.paper is None:
-            raise UserError(f"{where}: no scores; give one per column: {', '.join(columns)}; or --paper")
+            raise UserError(f"{where}: needs one score per column: {', '.join(columns)}; or --paper")
         if words and len(words) != len(columns):
             raise UserError(f"{where}: {len(words)} scores for {len(columns)} columns: {', '.join(columns)}")
         if wrong := [word for word in words if word != "-" and not re.fullmatch(r"-?\d*\.?\d+", word)]:
@@ -186,12 +186,12 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
                 f"--baseline {name!r}: no --system has this name; the names are {', '.join(map(quote, names))}"
             )
     if args.baseline and set(names) == set(args.baseline):
-        raise UserError("--baseline: names every system, so there is nothing left to compare")
+        raise UserError("--baseline: names every system, so no other row is left to compare")
     for method, *rows in args.seeds or []:
         if missing := [row for row in map(one_line, rows) if row not in names]:
             raise UserError(f"--seeds {method!r}: no --system has the name {missing[0]!r}")
         if len(set(map(one_line, rows))) < max(2, len(rows)):
-            raise UserError(f"--seeds {method!r}: give two or more different rows")
+            raise UserError(f"--seeds {method!r}: needs two or more different rows")
 
 
 if __name__ == "__main__":

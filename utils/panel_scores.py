@@ -20,7 +20,7 @@ from statistics import median_low
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five
+from utils.base.errors import UserError, count_noun, first_five
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of
 from utils.benchmarks.lampqa import aspects
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     origins = {name: first[name] for name in ("answers", "judged") if name in first}
     publish_together({made: content}, {**describe_run(vars(args), {}, None), **origins})
     mean = "none" if content["score"] is None else f"{content['score']:.4f}"
-    questions = counted(content["num_scored_questions"], "question")
+    questions = count_noun(content["num_scored_questions"], "question")
     print(f"{args.output_addr}: score {mean} over {questions}; {content['verdicts']}")
     print(*agreement_lines(panels, names), sep="\n")
     divided = aspects.most_divided(content["per_question_scores"])
@@ -80,9 +80,9 @@ def main(argv: list[str] | None = None) -> int:
 def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str, Any]]:
     """Return the files' manifests; UserError unless they are different judges' verdicts on the same responses."""
     if len(files) < 2:
-        raise UserError("--score_addr: a panel has two or more judges; give a score file of each")
+        raise UserError("--score_addr: a panel needs score files of two or more judges")
     if metric.judge is None or metric.parts is None:
-        raise UserError("--score_addr: a panel merges verdicts on parts of an answer; give files of strategy aspect")
+        raise UserError("--score_addr: a panel merges verdicts on parts of an answer; use files of strategy aspect")
     manifests = {path: manifest_of(path) for path in files}
     first_path, first = next(iter(manifests.items()))
     seen: dict[str, str] = {}
@@ -92,11 +92,13 @@ def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str,
         if manifest["settings"].get("responses") != first["settings"].get("responses"):
             raise UserError(f"{path}: has scores of other responses than {first_path}; judge the same ones")
         if (other := seen.setdefault(manifest["settings"]["judge"], path)) != path:
-            raise UserError(f"{path}: has the same judge as {other}; give each judge once")
+            raise UserError(f"{path}: has the same judge as {other}; pass each judge once")
         both = files[path], files[first_path]
         kind, wanted = ((content["task"], strategy_in_words(content)) for content in both)
         if kind != wanted:
-            raise UserError(f"{path}: has {', '.join(kind)}, but {first_path} has {', '.join(wanted)}; give the same")
+            raise UserError(
+                f"{path}: has {', '.join(kind)}, but {first_path} has {', '.join(wanted)}; use files that agree"
+            )
         ids, wanted_ids = ({entry["id"] for entry in content["per_question_scores"]} for content in both)
         if lacking := sorted(ids ^ wanted_ids):
             raise UserError(

@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.errors import UserError, count_noun, first_five, quote
 from utils.base.json_files import read_json
 from utils.base.made import add_overwrite_argument, prepare_derived, publish_derived
 from utils.base.manifest import file_hash, settings_of
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     page = report_page.make_page(sides, datasets, boards, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
-    held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
+    held = f"{count_noun(len(datasets.questions), 'question')}, {count_noun(len(sides), 'system')}"
     print(f"{args.output_addr}: {held}, {len(page) / 1e6:.1f} MB")
     return 0
 
@@ -102,7 +102,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
     for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
         if "responses" not in kinds.values():
-            raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
+            raise UserError(f"--system {name!r}: needs a name, then its files, one of them with responses")
         side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
         for path in side.scores:
             refuse_scores_of_others(path, [path for path in paths if kinds[path] == "responses"])
@@ -144,7 +144,7 @@ def kind_of(path: str) -> str:
 def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
     if foreign := [question_id for question_id in ids if question_id not in datasets.questions]:
         verb = "is" if len(foreign) == 1 else "are"
-        raise UserError(f"{path}: {counted(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
+        raise UserError(f"{path}: {count_noun(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
 
 
 def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board], list[str]]:
@@ -179,18 +179,20 @@ def check_scores(system: System, datasets: Datasets) -> None:
         titles = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
             judged = f"{where}: question {quote(entry['id'])}"
-            raise UserError(f"{judged} was judged by other aspects than those in --inputs_addr; give its dataset there")
+            raise UserError(
+                f"{judged} was judged by other aspects than those in --inputs_addr; pass its own dataset there"
+            )
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
     """Yield notes on answers without a plan, and on answers whose posts are not shown."""
     for side in sides:
         if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
-            yield f"{side.name}: its files have no plan for {counted(lacking, 'question')} that it answers."
+            yield f"{side.name}: its files have no plan for {count_noun(lacking, 'question')} that it answers."
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
         if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (
-                f"{side.name}: the posts used in {counted(missing, 'answer')} are not shown, because its responses "
+                f"{side.name}: the posts used in {count_noun(missing, 'answer')} are not shown, because its responses "
                 "have no manifest, or it names a dataset that is not in --inputs_addr."
             )
 

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     validation = {path: read_scores(path) for *_, path in args.round_files}
     if len(validation) < len(args.round_files):
-        raise UserError("--round_files: two rounds have the same validation scores; give each its own")
+        raise UserError("--round_files: two rounds have the same validation scores; each needs its own")
     averages, compared = compare_averages(validation)
     rows, notes = [], [f"Validation: {compared}."]
     for number, ((samples, scores, policy, _), average) in enumerate(zip(args.round_files, averages, strict=True), 1):

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--model_addr {folder}: no such folder")
     link = Path(args.link_addr)
     if os.path.lexists(link) and not link.is_symlink():
-        raise UserError(f"--link_addr {link}: exists and is not a link; give another name")
+        raise UserError(f"--link_addr {link}: exists and is not a link; choose another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     refuse_swapped(args.model_addr, args.score_addr)
     averages, questions = compare_averages(scores)
@@ -85,7 +85,7 @@ def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:
         judged = (manifest_of(score_addr) or {}).get("judged") or []
         models = {settings_of(path).get("model") for path in judged} - {None, identities.get(folder)}
         if others := [other for other, identity in identities.items() if identity in models]:
-            raise UserError(f"{score_addr}: has scores of {others[0]}, not of {folder}\n  give both in the same order")
+            raise UserError(f"{score_addr}: has scores of {others[0]}, not of {folder}\n  list both in the same order")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import ALL_BUT_SCRIPT, Made, add_overwrite_argument, publish_together
 from utils.base.manifest import describe_run, file_hash, manifest_of, settings_of
 from utils.benchmarks.metric import Metric
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if num_samples < 2 and args.min_score is None:
         raise UserError(
             f"{args.response_addr}: has no more than one response to any question\n"
-            "  sample several, such as by --num_generated_outputs 16 --temperature 1, or give a --min_score"
+            "  sample several, such as by --num_generated_outputs 16 --temperature 1, or set a --min_score"
         )
     # The best is written last, so that if its file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         content, scores = read_sample_scores(args.score_addr, responses, args.response_addr)
         metric = metric_behind(content)
         if metric.lower_is_better and args.min_score is not None:
-            raise UserError(f"--min_score: {content['strategy']} is an error, so lower is better; leave it out")
+            raise UserError(f"--min_score: {content['strategy']} is an error, so lower is better; remove the flag")
         selected, counts = select(responses, scores, args, metric.lower_is_better)
         described = describe_scorer(args.score_addr, content, metric)
         further = {"scores": file_hash(args.score_addr)}
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     publish_together(contents, describe_run(vars(args), {}, None, counts=counts))
     for file in contents:
         by = describe_selection(file.settings["selected_by"])
-        print(f"{file.path}: {counts['kept']} of {counted(len(responses), 'question')}; {by}")
+        print(f"{file.path}: {counts['kept']} of {count_noun(len(responses), 'question')}; {by}")
     print(in_words(counts))
     return 0
 

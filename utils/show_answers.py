@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five, printable, quote
+from utils.base.errors import UserError, count_noun, first_five, printable, quote
 from utils.benchmarks import task_of
 from utils.benchmarks.checks import Record
 from utils.benchmarks.lampqa.aspects import in_words
@@ -49,7 +49,7 @@ def build_parser() -> cli.FlagParser:
     add("--num_questions", type=cli.positive_int, default=3,
         help="number of questions to print, from the first (%(default)s)")
     # fmt: on
-    parser.without_effect("--worst", lambda args: args.score_addr is None, "without --score_addr", "give --score_addr")
+    parser.without_effect("--worst", lambda args: args.score_addr is None, "without --score_addr", "add --score_addr")
     parser.without_effect("--worst", lambda args: args.ids, "with --ids, which are printed in the given order")
     parser.without_effect("--num_questions", lambda args: args.ids, "with --ids, which are all printed")
     return parser
@@ -115,7 +115,7 @@ def show_so_far(own: list[str], script: str, words: list[str]) -> None:
     for flags, stage in zip(shown, stages[-len(shown) :], strict=True):
         [file] = stage.files
         responses = file.content()
-        number = f"{len(file.pieces)} of {counted(len(file.keys), file.noun)}"
+        number = f"{len(file.pieces)} of {count_noun(len(file.keys), file.noun)}"
         print(f"{file.path}: {number} so far, in {args.completions}\n")
         show(flags, read_dataset(flags.inputs_addr), responses, dict.fromkeys(responses), f"{file.path} so far", {})
 

@@ -10,8 +10,8 @@
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
---objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or the scores of samples. The
-last two learn from samples of the model itself (docs/beyond_planpers.md):
+--objective says what to learn from: texts, pairs of texts, a teacher that sees the rubric, or the scores of samples.
+The last two need samples of the model itself (docs/beyond_planpers.md):
 
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
@@ -21,9 +21,10 @@ last two learn from samples of the model itself (docs/beyond_planpers.md):
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective distill \\
       --inputs_addr train_ranked.json --response_addr samples.json --output_dir student
 
-With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
-chat model. The best checkpoint is linked as <output_dir>/best, the last one as <output_dir>/last: models for
-baselines.py. Run the same command again to resume; on SIGTERM or Ctrl-C, the current step is finished and saved.
+With references and --validation_addr, the task's metric scores the model's texts after each epoch (written with 4
+beams, or greedily by a chat model), and the best checkpoint is linked as <output_dir>/best. The last one is always
+linked as <output_dir>/last. Both are models for baselines.py. On SIGTERM or Ctrl-C, the current step is finished and
+saved. Run the same command again to resume.
 """
 
 import argparse
@@ -36,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from prompts import Prompt, digests
 from utils.base import cli
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.base.writing import check_could_write
 from utils.benchmarks import task_of
@@ -78,7 +79,7 @@ def build_parser() -> cli.FlagParser:
         help="tokens per prompt, or with --fusion decoder per passage; with --lora_rank of prompt and answer together "
         f"(default: {INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH}, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
-        help=f"tokens per answer; a longer reference or sample is cut, a longer response or call is left out "
+        help=f"tokens per answer; a longer reference or sample is cut, a longer response or call is skipped "
         f"(default: {TARGET_TOKENS} for references, 2048 for responses and calls, with distill 512)")
     parser.without_effect(
         "--num_contexts --trim_items",
@@ -91,23 +92,23 @@ def build_parser() -> cli.FlagParser:
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
     add("--per_device_train_batch_size", type=cli.positive_int,
-        help="questions, or with grpo calls, per batch on each device (default: 16; 4 with --fusion decoder, 1 with "
+        help="questions (with grpo, calls) per batch on each device (default: 16; 4 with --fusion decoder, 1 with "
         "--lora_rank, which need more memory)")
     add("--gradient_accumulation_steps", type=cli.positive_int,
-        help="batches per step on each device (default: as many as give the usual batch on one device: for references "
-        "64 questions, else 32, with grpo 64 calls)")
+        help="batches per step on each device (default: on one device 64 questions per step for references, 64 calls "
+        "with grpo, else 32 questions)")
     add("--learning_rate", type=cli.non_negative_float, default=5e-5,
         help="peak learning rate (%(default)s; with dpo 5e-06, with grpo 1e-05)")
     add("--weight_decay", type=cli.non_negative_float, default=1e-4,
         help="weight decay of AdamW (%(default)s for references, 0.1 with distill, else 0)")
     add("--lora_rank", type=cli.positive_int, metavar="N",
-        help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
+        help="train an adapter of this rank on a chat model (default: train all weights of an encoder-decoder)")
     add("--epochs", type=cli.positive_int,
         help="number of epochs (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without improvement (default: never)")
     parser.without_effect(
-        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
+        "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "add --validation_addr"
     )
     # fmt: on
     lessons.add_objective_arguments(parser)
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     lessons.check_objective(args)
     is_round = args.objective == "grpo"
 
-    # The data, and the prompt whose answers are learnt.
+    # The data and the prompt.
     records, validation_records = launch.read_datasets(args, partial(needs, args))
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
@@ -132,14 +133,14 @@ def main(argv: list[str] | None = None) -> int:
     if teacher:
         lessons.check_samples(args, prompt)
 
-    # The model, with flags' defaults that depend on it.
+    # The model, and the defaults that depend on it.
     args = with_defaults(args, task)
     model = ModelFolder(args.model_addr, args.cache_dir).checked(safetensors_only=True)
     window = choose_window(args, task, model)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
 
-    # What the trained model depends on.
-    name = task.metric_names(official=args.lora_rank is None)[0]  # of an encoder-decoder by LaMP's rule
+    # The settings: what the trained model depends on.
+    name = task.metric_names(official=args.lora_rank is None)[0]  # encoder-decoders are scored by LaMP's rule
     settings = launch.settings_of(args, SCRIPT, model.identity, digests([prompt, *filter(None, [teacher])]))
     seen = lessons.seen_in_training(args, task, prompt, model)
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen}
@@ -154,29 +155,29 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
 
-    # What is learnt from each question: the calls behind its samples, or texts that `lessons` chooses by --objective.
+    # The examples: the calls behind samples (grpo), or the texts that `lessons` chooses.
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     if is_round:
-        examples, left_out = examples_of_round(args, records, window)
+        examples, notes = examples_of_round(args, records, window)
         validation = []
     else:
         read = partial(examples_of_texts, args, task, prompt, teacher, window)
-        examples, left_out = read(args.inputs_addr, records)
+        examples, notes = read(args.inputs_addr, records)
         validation = read(args.validation_addr, validation_records)[0] if validation_records else []
-    # A reference that is too long ends at the limit, as in LaMP's code.
+    # References that are too long are cut at the limit, as in LaMP's code; other texts are skipped.
     if not lessons.uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
-        left_out.append(f"{counted(num_cut, 'question')} left out: the text was cut, or exceeds --max_target_length")
+        notes.append(f"{count_noun(num_cut, 'question')} skipped: the text was cut, or exceeds --max_target_length")
         examples = [example for example in examples if not example.is_cut]
     if not examples:
-        raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
-    # A training that took all samples for ones at temperature 1 is another.
+        raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *notes]))
+    # A training that assumed temperature 1 for all samples would be another one.
     if temperatures := sorted({example.temperature for example in examples} - {1.0}):
         settings["temperatures"] = temperatures
 
-    # The training, with steps by the number of examples; the best checkpoint is chosen by the task's metric.
+    # The number of steps depends on the examples; the task's metric chooses the best checkpoint.
     args = with_steps(args, len(examples))
     args = args.replaced(start_adapter=model.addr if model.adapter else None, model_addr=model.base.addr)
-    description = describe_training(args, examples, validation, left_out)
+    description = describe_training(args, examples, validation, notes)
     is_higher_better = not task.metrics[name].lower_is_better
     selection = Selection(
         "eval_score", "best_score", f"validation {name}", is_higher_better, args.patience, keeps_all=False
@@ -185,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     load = partial(lessons.load_trainer, args)
     chat = window.chat
     return launch.execute(
-        Training(args, settings, description, selection, chat, examples, validation, score, load, left_out)
+        Training(args, settings, description, selection, chat, examples, validation, score, load, notes)
     )
 
 
@@ -205,16 +206,16 @@ def examples_of_texts(
     path: str,
     records: list[Record],
 ) -> tuple[list[Example], list[str]]:
-    """Return the examples of a dataset, and lines that say what was left out."""
-    texts, left_out = lessons.lessons_of(args, task, records, prompt)
+    """Return the examples of a dataset, and lines that say what was skipped."""
+    texts, notes = lessons.lessons_of(args, task, records, prompt)
     examples = make_examples(task, texts, prompt, window, args.num_contexts, args.trim_items, teacher)
     refuse_too_long("--max_input_length", args.max_input_length, path, texts, examples)
-    return examples, left_out
+    return examples, notes
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    is_round, usual = args.objective == "grpo", lessons.objective_of(args)
+    is_round, defaults = args.objective == "grpo", lessons.objective_of(args)
     what = {"grpo": "calls", "distill": "samples"}.get(args.objective, "questions")
     if is_round:
         first = describe_round(args.trace_addr, examples)
@@ -223,72 +224,77 @@ def describe_training(args: cli.Arguments, examples: list[Example], validation: 
     lines = [first, *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    batch = launch.describe_batch(args, what, usual.batch if usual.is_published else None)
-    return "\n".join([*lines, f"{batch}; {counted(args.save_steps, 'step')} per epoch"])
+    batch = launch.describe_batch(args, what, defaults.batch if defaults.is_published else None)
+    return "\n".join([*lines, f"{batch}; {count_noun(args.save_steps, 'step')} per epoch"])
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
-    """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
-    learns_texts = args.objective != "grpo"  # else the calls of a trace, with all their messages
+    """Raise UserError if the task has no references to learn from, or the validation data belong to another task."""
+    learns_texts = args.objective != "grpo"  # grpo learns calls of a trace instead, with all their messages
     if learns_texts and (task.history is not None or (lessons.uses_references(args) and "target" not in task.fields)):
-        hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
+        hint = "" if task.history else "\n  pass responses to learn as --target_addr, or use another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references to learn from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
-        raise UserError(f"{args.validation_addr}: is of another task than {args.inputs_addr}, which is of {task.name}")
+        raise UserError(f"{args.validation_addr}: belongs to another task than {args.inputs_addr} ({task.name})")
     if args.trim_items and task.trimmed is None:
-        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; remove the flag")
 
 
 def choose_window(args: argparse.Namespace, task: Task, model: ModelFolder) -> Window:
-    """Return the window that examples are built for.
+    """Return the window for prompts and texts.
 
-    UserError if the model needs --lora_rank, or cannot be trained with it, or with this objective.
+    UserError if the model needs --lora_rank, cannot be trained with it, or has an adapter of another rank.
     """
-    is_seq2seq, written = model.is_encoder_decoder, args.max_target_length
+    is_seq2seq, target_length = model.is_encoder_decoder, args.max_target_length
     if args.lora_rank is None:
         if not is_seq2seq:
             hint = "\n  --lora_rank 16 fine-tunes a chat model"
             raise UserError(f"--model_addr {args.model_addr}: not an encoder-decoder such as google/flan-t5-base{hint}")
         chat = PlainText(model)
-        return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
+        return TextWindow(
+            chat, (args.max_input_length or INPUT_TOKENS) + target_length, target_length, args.fusion == "decoder"
+        )
     if is_seq2seq:
-        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
+        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; use a chat model")
     if model.adapter and (rank := model.adapter["r"]) != args.lora_rank:
         raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {rank}")
     if args.fusion == "decoder":
-        raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")
+        raise UserError("--fusion decoder: only for encoder-decoders; remove --lora_rank or --fusion")
     chat = LocalChat(model)
-    wanted = args.max_input_length and args.max_input_length + written
-    usual = task.prompt_length or PAPER_LENGTH
-    return Window(chat, choose_length(chat, wanted, written, usual, "--max_target_length"), written)
+    length = args.max_input_length and args.max_input_length + target_length
+    default = task.prompt_length or PAPER_LENGTH
+    length = choose_length(chat, length, target_length, default, "--max_target_length")
+    return Window(chat, length, target_length)
 
 
 def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
-    """Return the flags with the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
-    usual = lessons.objective_of(args)
+    """Return the flags with the defaults that depend on the objective; the batch fits a GPU with 24 GB."""
+    defaults = lessons.objective_of(args)
     size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
     if size is None:
         size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.objective == "distill" and size > 1:
-        raise UserError("--per_device_train_batch_size: must be 1 with --objective distill; its two prompts differ")
+        raise UserError(
+            "--per_device_train_batch_size: must be 1 with --objective distill; because its two prompts differ"
+        )
     return args.replaced(
-        **{flag: getattr(usual, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
-        max_target_length=args.max_target_length or usual.target_tokens,
-        epochs=args.epochs or usual.epochs or task.epochs,
+        **{flag: getattr(defaults, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
+        max_target_length=args.max_target_length or defaults.target_tokens,
+        epochs=args.epochs or defaults.epochs or task.epochs,
         per_device_train_batch_size=size,
-        gradient_accumulation_steps=max(1, usual.batch // size) if accumulated is None else accumulated,
+        gradient_accumulation_steps=max(1, defaults.batch // size) if accumulated is None else accumulated,
     )
 
 
 def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
-    """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
-    usual, epoch = lessons.objective_of(args), launch.steps_per_epoch(args, num_examples)
-    max_steps = epoch * args.epochs
+    """Return the flags with the numbers of steps; each epoch ends with an evaluation and a checkpoint."""
+    defaults, steps = lessons.objective_of(args), launch.steps_per_epoch(args, num_examples)
+    max_steps = steps * args.epochs
     return args.replaced(
         max_steps=max_steps,
-        save_steps=epoch,
-        warmup_steps=int(usual.warmup * max_steps),
-        schedule=usual.schedule,
+        save_steps=steps,
+        warmup_steps=int(defaults.warmup * max_steps),
+        schedule=defaults.schedule,
     )
 
 

@@ -1,9 +1,9 @@
-"""Train a ranker, which picks one of several responses by the generator's own hidden states, on their scores.
+"""Train a ranker on scored responses: it chooses one of several responses by the generator's own hidden states.
 
   python utils/train_ranker.py --response_addr samples.json --score_addr samples_scores.json \\
       --states_addr samples_states.safetensors --output_dir ranker
 
-The states are those of utils/embed_responses.py. A training takes minutes on the CPU; if it is killed, it starts over.
+utils/embed_responses.py makes the states. Training takes minutes on the CPU; if it is killed, it starts over.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils.base import cli
-from utils.base.errors import counted
+from utils.base.errors import count_noun
 from utils.base.made import Made, State, say_finished
 from utils.base.manifest import describe_run, file_hash, settings_of
 from utils.base.writing import open_whole
@@ -29,12 +29,12 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--response_addr", required=True, metavar="FILE", help="responses with several samples per question")
     add("--score_addr", required=True, metavar="FILE", help="the scores of all samples (--samples all)")
-    add("--states_addr", required=True, metavar="FILE", help="their states")
+    add("--states_addr", required=True, metavar="FILE", help="states of the responses, by utils/embed_responses.py")
     add("--validation_addr", nargs=3, metavar=("RESPONSES", "SCORES", "STATES"),
-        help="the same of other questions, which choose the epoch (default: the last one)")
+        help="the same files for other questions, which choose the best epoch (default: use the last one)")
     add("--inputs", choices=["xuy", "xy", "y"], default="xuy",
-        help="the states that it reads: x of the question, u of its posts, y of the response (%(default)s)")
-    add("--output_dir", required=True, metavar="DIR", help="folder of the ranker")
+        help="states to read: x of the question, u of its posts, y of the response (%(default)s)")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the ranker")
     # fmt: on
     cli.add_overwrite_argument(parser, parser)
     return parser
@@ -42,20 +42,21 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    path, chosen_by = str(Path(args.output_dir) / RANKER), args.validation_addr or []
-    learnt = [args.response_addr, args.score_addr, args.states_addr]
-    cli.check_outputs([path], learnt + chosen_by)
-    pools, states = read_pools(*learnt)
+    path, validation_files = str(Path(args.output_dir) / RANKER), args.validation_addr or []
+    training_files = [args.response_addr, args.score_addr, args.states_addr]
+    cli.check_outputs([path], training_files + validation_files)
+    pools, states = read_pools(*training_files)
     hashes, validation = {digest for _, digest, *_ in states.questions}, None
-    if chosen_by:
-        validation = read_pools(*chosen_by)
+    if validation_files:
+        validation = read_pools(*validation_files)
         refuse_states(validation[1], states.settings, hashes, "the ranker")
         hashes |= {digest for _, digest, *_ in validation[1].questions}
-    score_addrs = [args.score_addr, *chosen_by[1:2]]
+    score_addrs = [args.score_addr, *validation_files[1:2]]
     scores, judges = list(map(read_scores, score_addrs)), map(settings_of, score_addrs)
     settings = {name: states.settings[name] for name in MODEL} | {"script": SCRIPT, "vectors": args.inputs}
     settings |= {"strategy": strategy_in_words(scores[0]), "judges": sorted(set().union(*map(judges_of, judges)))}
-    settings |= {"saw": sorted(set().union(*map(seen_by, scores))), "learnt": list(map(file_hash, learnt + chosen_by))}
+    settings |= {"saw": sorted(set().union(*map(seen_by, scores)))}
+    settings |= {"learnt": list(map(file_hash, training_files + validation_files))}
     made = Made(path, settings, args.overwrite)
     if made.check() is State.CURRENT:
         say_finished(args.output_dir)
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         file.write(save(weights, {"questions": json.dumps(sorted(hashes))}))
         manifest |= figures
     chosen = f" of {len(figures['losses'])}, validation {max(figures['selected']):z.4f}" if validation else ""
-    print(f"{args.output_dir}: trained on {counted(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
+    print(f"{args.output_dir}: trained on {count_noun(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
     return 0
 
 

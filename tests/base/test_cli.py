@@ -17,7 +17,7 @@ import train_planner
 from utils import make_table
 from utils.base import cli
 from utils.base.cli import VERSION, check_shard
-from utils.base.errors import UserError, counted, named
+from utils.base.errors import UserError, count_noun, count_plural
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -313,77 +313,77 @@ def name_of(action):
 
 API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
-NO_API = "without --openai, because the model is local\n  give --openai, or leave {} out"
+NO_API = "without --openai, because the model is local\n  add --openai, or remove {}"
 ENCODER = (
     "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --cache_dir d --batch_size 4"
     " --device cpu --dtype bfloat16 --keep_embeddings"
 )
-NO_ENCODER = "with a --ranker that needs no encoder\n  give --ranker dense or hybrid, or leave {} out"
+NO_ENCODER = "with a --ranker that needs no encoder\n  use --ranker dense or hybrid, or remove {}"
 
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
      "--asking open --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --max_retries 2"
      " --constrained_decoding never --num_generated_outputs 2",
-     "with --choose, which generates no text\n  leave out --choose, or leave {} out"),
+     "with --choose, which generates no text\n  remove --choose, or remove {}"),
     ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
-     "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),
+     "without --rag, because the prompt has no posts\n  add --rag, or remove {}"),
     ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items",
-     "with --method, because the method itself decides what to ask\n  leave {} out"),
+     "with --method, because the method itself decides what to ask\n  remove {}"),
     ("baselines.py", "", "--model critic=m --set n=4 --show_fields f --search dense",
-     "without --method\n  give --method, or leave {} out"),
+     "without --method\n  add --method, or remove {}"),
     ("baselines.py", "--method m.py",
      "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --search_device cuda",
-     "without --search dense\n  give --search dense, or leave {} out"),
+     "without --search dense\n  use --search dense, or remove {}"),
     ("baselines.py", "", API, NO_API),
     ("planpers.py", "--gold_plan", API, NO_API),
-    ("planpers.py", "--gold_plan", "--planner_base_url http://h/v1", "without --planner_model\n  leave {} out"),
+    ("planpers.py", "--gold_plan", "--planner_base_url http://h/v1", "without --planner_model\n  remove {}"),
     ("planpers.py", "--planner_model p",
      "--planner_api_key_addr k --planner_price_in 1 --planner_price_out 2 --planner_price_cached 0.5",
-     "without --planner_base_url, because the planner is local\n  give --planner_base_url, or leave {} out"),
+     "without --planner_base_url, because the planner is local\n  add --planner_base_url, or remove {}"),
     ("evaluate_responses.py", "--strategy reward",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
-     " --constrained_decoding never", "with --strategy reward, which generates no text\n  leave {} out"),
+     " --constrained_decoding never", "with --strategy reward, which generates no text\n  remove {}"),
     ("evaluate_responses.py", "", API, NO_API),
     ("evaluate_responses.py", "--verdicts probability",
      "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --max_retries 2 --constrained_decoding never",
-     "with --verdicts, which generates no text\n  leave out --verdicts, or leave {} out"),
+     "with --verdicts, which generates no text\n  remove --verdicts, or remove {}"),
     ("utils/build_dataset.py", "", API, NO_API),
     ("utils/build_personamem.py", "", API, NO_API),
     ("utils/train_generator.py", "--objective grpo", "--num_contexts 5 --trim_items",
-     "with --objective grpo, whose prompts are in the trace\n  leave {} out"),
+     "with --objective grpo, whose prompts are in the trace\n  remove {}"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
-     "with --num_contexts 0: the prompt has no items\n  leave {} out"),
+     "with --num_contexts 0: the prompt has no items\n  remove {}"),
     ("utils/train_generator.py", "", "--patience 3",
-     "without --validation_addr\n  give --validation_addr, or leave {} out"),
+     "without --validation_addr\n  add --validation_addr, or remove {}"),
     *(("utils/train_generator.py", f"--objective {other}", flags,
-       f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
+       f"without --objective {name}\n  use --objective {name}, or remove {{}}")
       for other, name, flags in (
           ("sft", "dpo", "--worst_addr w --beta 0.3"), ("dpo", "sft", "--prompt feedback"),
           ("sft", "distill or grpo", "--response_addr r"),
           ("sft", "grpo", "--trace_addr t --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
-    ("utils/select_responses.py", "--ranker d s", "--worst_addr w --min_score 1", "with --ranker\n  leave {} out"),
-    ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  give --own, or leave {} out"),
-    ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  give --contrast, or leave {} out"),
-    ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length_weight\n  leave {} out"),
-    ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  give --form, or leave {} out"),
+    ("utils/select_responses.py", "--ranker d s", "--worst_addr w --min_score 1", "with --ranker\n  remove {}"),
+    ("utils/combine_scores.py", "", "--own_addr f", "without --own\n  add --own, or remove {}"),
+    ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  add --contrast, or remove {}"),
+    ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length_weight\n  remove {}"),
+    ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  add --form, or remove {}"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
     ("utils/download_datasets.py", "--source_dir d", "--dataset_name d --source_url u",
-     "with --source_dir\n  leave {} out"),
+     "with --source_dir\n  remove {}"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
-     "for a dataset that is not on the hub\n  leave {} out"),
-    ("utils/download_datasets.py", "", "--source_url u", "for a dataset on the hub\n  leave {} out"),
-    ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
-    ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
-    ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
-    ("utils/show_answers.py", "", "--worst", "without --score_addr\n  give --score_addr, or leave {} out"),
+     "for a dataset that is not on the hub\n  remove {}"),
+    ("utils/download_datasets.py", "", "--source_url u", "for a dataset on the hub\n  remove {}"),
+    ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  add --paper, or remove {}"),
+    ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  remove {}"),
+    ("utils/make_table.py", "", "--holm", "without --baseline\n  add --baseline, or remove {}"),
+    ("utils/show_answers.py", "", "--worst", "without --score_addr\n  add --score_addr, or remove {}"),
     ("utils/show_answers.py", "--score_addr s --ids a", "--worst",
-     "with --ids, which are printed in the given order\n  leave {} out"),
-    ("utils/show_answers.py", "--ids a", "--num_questions 3", "with --ids, which are all printed\n  leave {} out"),
-    *(("utils/make_figures.py", f"--figure {other}", flags, f"except with --figure {figures}\n  leave {{}} out")
+     "with --ids, which are printed in the given order\n  remove {}"),
+    ("utils/show_answers.py", "--ids a", "--num_questions 3", "with --ids, which are all printed\n  remove {}"),
+    *(("utils/make_figures.py", f"--figure {other}", flags, f"except with --figure {figures}\n  remove {{}}")
       for other, flags, figures in (
           ("4", "--system x", "2 or 3 or 16 or groups or best_of_n"),
           ("4", "--allow_partial --unscored_as_zero --samples all --groups a=b", "2, 3, 16 or groups"),
@@ -467,7 +467,7 @@ def test_a_tilde_is_a_home(script, flag, home, expected, monkeypatch, parser_of,
     for own in ([f"{flag}={home}/a"], [flag, f"{home}/a"]):
         words = [*required_words(parser), *own]
         if expected is None:
-            message = f"error: {home}/a: no such user; for a folder of this name give ./{home}/a\n"
+            message = f"error: {home}/a: no such user; if this is a folder, write ./{home}/a\n"
             assert refusal_of(parser, words, capsys) == message
         else:
             value = vars(parser.parse_args(words))[flag.removeprefix("--")]
@@ -656,7 +656,7 @@ def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():
 
 
 def test_a_noun_follows_its_number():
-    assert [counted(1, "query"), counted(0, "query"), counted(2, "process", "processes")] == [
+    assert [count_noun(1, "query"), count_noun(0, "query"), count_noun(2, "process", "processes")] == [
         "1 query", "0 queries", "2 processes"
     ]  # fmt: skip
 
@@ -672,7 +672,7 @@ def test_a_noun_follows_its_number():
     ],
 )
 def test_a_name_in_the_plural_follows_its_number(name, one):
-    assert (named(1, name), named(0, name), named(2, name)) == (one, f"0 {name}", f"2 {name}")
+    assert (count_plural(1, name), count_plural(0, name), count_plural(2, name)) == (one, f"0 {name}", f"2 {name}")
 
 
 @pytest.mark.parametrize(

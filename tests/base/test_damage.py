@@ -123,7 +123,7 @@ def test_a_folder_that_becomes_read_only(case, server, zygotes):
         allowed.set()
         error = error_of(run)
         assert error.startswith(f"{case.folder}/") and ".json" in error
-        assert error.endswith("make it writable, or give another path; finished work is kept\n")
+        assert error.endswith("make it writable, or choose another path; finished work is kept\n")
         check_unharmed(case, whole)
         assert case.place() != BEFORE
     finally:

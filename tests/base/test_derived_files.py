@@ -15,7 +15,9 @@ from utils.base.made import State, derived
 from utils.base.manifest import describe_run, manifest_of, publish, read_manifest
 
 SAMPLE = Path(__file__).parents[1] / "data/mini_lampqa"
-NOT_OURS = "exists, and was not written by this script or was changed since\n  give another output, or --overwrite to "
+NOT_OURS = (
+    "exists, and was not written by this script or was changed since\n  choose another output, or add --overwrite to "
+)
 SYSTEMS = "--system RAG rag_scores.json --system Plan plan_scores.json"
 COMMANDS = {  # what is written, and by what
     "t.md": f"make_table {SYSTEMS} --output_addr t.md",

@@ -35,7 +35,7 @@ def test_the_state_follows_from_the_settings(path, settings, may_change, state):
     assert Made(path, settings, False, may_change).state is state
     assert Made(path, settings, True, may_change).check() is state
     if state is State.FOREIGN:
-        with pytest.raises(UserError, match="give another output, or --overwrite to replace it"):
+        with pytest.raises(UserError, match="choose another output, or add --overwrite to replace it"):
             Made(path, settings, False, may_change).check()
 
 

@@ -111,7 +111,7 @@ def test_a_complete_output_of_this_command_is_finished(path, capsys):
     assert is_finished(path.with_name("new") / "folder" / "answers.json") is False
     make(path).report_finished()
     printed, errors = capsys.readouterr()
-    assert printed == f"{path}: already finished, left alone\n"
+    assert printed == f"{path}: already finished; skipped\n"
     assert errors == f"{path}: 1 of 3 answers unusable; a higher --max_retries retries them\n"
     path.unlink()
     assert is_finished(path) is False
@@ -170,7 +170,7 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
 def test_another_commands_output_is_refused_without_overwrite(path, begin, problem):
     begin(path)
     message = is_finished(path)
-    assert message.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
+    assert message.startswith(f"{path}: {problem}  choose another output, or add --overwrite to replace it")
     assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
     without_inputs = {name: value for name, value in SETTINGS.items() if name != "inputs"}
     # An earlier step gave fewer keys.
@@ -296,7 +296,9 @@ def test_another_dataset_is_refused_and_a_changed_one_is_not(tmp_path):
     for dataset, inputs in ((data, "2"), (link, "2"), (other, "1")):  # the last one is a copy
         assert is_finished(output, settings={**SETTINGS, "inputs": inputs}, dataset=str(dataset)) is (inputs == "1")
     refused = {"settings": {**SETTINGS, "inputs": "2"}, "dataset": str(other)}
-    message = f"{output}: was made from {data}, not from {other}\n  give another output, or --overwrite to replace it"
+    message = (
+        f"{output}: was made from {data}, not from {other}\n  choose another output, or add --overwrite to replace it"
+    )
     assert is_finished(output, **refused) == message
     assert is_finished(output, **refused, overwrite=True) is False
 

@@ -124,7 +124,7 @@ def change(table, where, **values):
         (change(QUERIES, 1, user=None), "field 'user' is"),
         (change(QUERIES, 0), "user1 has two rows with query 1"),
         (change(RUBRICS, 0, **{"query-id": "9"}), "personalized_rubric has no rubric for user1, query 1"),
-        (change(SHOTS, 0, **{"query-id": "9"}), "queries has no query 9 of user1; give tables of one release"),
+        (change(SHOTS, 0, **{"query-id": "9"}), "queries has no query 9 of user1; use tables of one release"),
     ],
 )  # fmt: skip
 def test_damaged_tables_are_named(tmp_path, damage, message):

@@ -269,13 +269,13 @@ def test_intervals_and_tests_are_clustered_by_user(run, tmp_path, capsys):
 def test_planning_is_refused(run, tmp_path):
     name = "LaMP-2"
     dataset, out = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "out.json"
-    refusal = rf"{name} has no plans; use baselines\.py, or give your own plans with --plans_addr$"
+    refusal = rf"{name} has no plans; use baselines\.py, or pass your own plans with --plans_addr$"
     with pytest.raises(UserError, match=refusal):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
     with pytest.raises(UserError, match=f"{name} has no plans to train on"):
         run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
-    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed without a judge; leave the flag out"):
+    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ needs no judge; remove the flag"):
         run(evaluate_responses, *judge)
 
 
@@ -294,7 +294,7 @@ def test_trim_items_trims_items(run, tmp_path, capsys):
     assert [answer["num_contexts_used"] for answer in answers] == [len(record["profile"]) for record in records]
     assert sum(outputs[0]["num_contexts_dropped"] for outputs in whole.values()) > 5
     sample = DATA / "mini_lampqa/test.json"
-    with pytest.raises(UserError, match="--trim_items: not supported for LaMP-QA; leave the flag out"):
+    with pytest.raises(UserError, match="--trim_items: not supported for LaMP-QA; remove the flag"):
         run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
 
 

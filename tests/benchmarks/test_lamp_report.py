@@ -80,5 +80,5 @@ def test_errors_have_their_own_axis_and_worst_value(page_file, open_page):
 
 def test_datasets_of_two_tasks_are_refused(made, tmp_path):
     other = save(read_sample("LaMP-2"), tmp_path / "other.json")
-    with pytest.raises(UserError, match="has records of 'LaMP-3' and 'LaMP-2'; give one file per task"):
+    with pytest.raises(UserError, match="has records of 'LaMP-3' and 'LaMP-2'; use one file per task"):
         report.main([*made[:2], str(other), *made[2:], "--output_addr", str(tmp_path / "r.html")])

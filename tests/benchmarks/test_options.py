@@ -111,7 +111,7 @@ def test_a_table_names_the_best_control_and_counts_none_as_a_system(dataset, tmp
 def test_controls_that_cannot_be_made_are_refused(dataset, tmp_path):
     title = write(tmp_path / "title.json", [{"task": "LaMP-5", "id": "1", "question": "x", "profile": []}])
     for words, problem in (
-        ([dataset, "--response_addr", dataset], "--response_addr: no effect for PersonaMem-32k; leave out"),
+        ([dataset, "--response_addr", dataset], "--response_addr: no effect for PersonaMem-32k; remove"),
         ([SAMPLE], "--response_addr: required for LaMP-QA, whose controls are made from a system's responses"),
         ([title], "title.json: LaMP-5 has no controls: no text that its judge must score highest, and no options"),
     ):

@@ -143,12 +143,12 @@ def test_a_finished_download_is_skipped_unless_its_contexts_are_missing(tmp_path
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
     first = path.read_bytes()
     download(DATA, tmp_path)
-    assert "already finished, left alone" in capsys.readouterr().out
+    assert "already finished; skipped" in capsys.readouterr().out
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
     contexts.write_text("mine")
-    with pytest.raises(UserError, match="exists, but has other contexts\n  give --overwrite to replace it"):
+    with pytest.raises(UserError, match="exists, but has other contexts\n  add --overwrite to replace it"):
         download(DATA, tmp_path)
     assert contexts.read_text() == "mine"
 

@@ -232,7 +232,7 @@ def bad(**changed):
     [
         (bad(p="e"), r"bad\.csv: row 4 \(id '.*'\): column 'p' is 'e', not one of the letters a, b, c, d$"),
         (bad(question_id="nobody"), r"bad\.csv: its ids do not match the dataset.*\n.* 1 question .*\n.*'nobody'"),
-        (bad(question_id=next(iter(ROWS))), r"row 4: id '.*' is also in row 2; give one answer per question$"),
+        (bad(question_id=next(iter(ROWS))), r"row 4: id '.*' is also in row 2; use one answer per question$"),
         ([{"question_id": key, "answer": "a"} for key in ROWS], r"none of the columns .*, .*\n  column 'answer' is"),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_
     command = [sys.executable, download_datasets.__file__, "--dataset", "PersonaMem-v2-32k", "--output_dir", tmp_path]
     with hub_server.serve({"README.md": b"# v2\n", **files}) as hub:
         own = {"env": {**os.environ, **home, "HF_ENDPOINT": hub.url}, "text": True, "cwd": tmp_path}
-        assert ["left alone" in subprocess.check_output(command, **own) for _ in range(2)] == [False, True]
+        assert ["skipped" in subprocess.check_output(command, **own) for _ in range(2)] == [False, True]
         assert set(hub.fetched) == {"README.md", TABLE, *(f"{LINKED}p{persona}.json" for persona in "012")}
     assert (tmp_path / dataset.name).read_bytes() == dataset.read_bytes()
 
@@ -180,7 +180,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         ({"user_query": "{'role': 'user', 'content': 3}"}, None, "row 2: user_query .* has no message of the user"),
         ({"incorrect_answers": '["a", "b"]'}, None, "row 2: incorrect_answers .* is not a JSON list of three texts"),
         ({"pref_type": "other"}, None, "row 2: pref_type 'other' is not one of stereotypical_pref"),
-        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"row 2: {LINK}: no file 'data/.*\n  give the complete"),
+        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"row 2: {LINK}: no file 'data/.*\n  use the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
         ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"chat_history: Invalid enum value 'tool' - at"),
         ({}, '{"chat": {}}', r"p0\.json: has no list of messages, such as 'chat_history'"),

@@ -375,7 +375,7 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
         evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
     for model, match in (
         (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
-        (tmp_path / "chat", "chat: not a sequence classifier; give a reward model"),
+        (tmp_path / "chat", "chat: not a sequence classifier; use a reward model"),
         (tmp_path / "none", "none: no such folder"),
     ):
         with pytest.raises(UserError, match=match):
@@ -443,7 +443,7 @@ def test_a_classifier_does_not_write(samples, tmp_path):
     generator = ["--model_addr", model, "--output_addr"]
     method = ["--method", "best_of_n", "--unranked", *generator]
     for script, flags in ((evaluate_responses, judge), (baselines, generator), (baselines, method)):
-        with pytest.raises(UserError, match="reward: is a classifier, which writes no text; give a chat model"):
+        with pytest.raises(UserError, match="reward: is a classifier and cannot generate text; use a chat model"):
             script.main(list(map(str, [*data, *flags, tmp_path / "output.json"])))
 
 

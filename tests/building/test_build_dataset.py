@@ -128,7 +128,7 @@ def test_a_finished_run_is_skipped(dump, built, server, capsys):
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
     names = ("/factoid_filter.json", "/aspects.json", "")
-    assert capsys.readouterr().out == "".join(f"{built}{name}: already finished, left alone\n" for name in names)
+    assert capsys.readouterr().out == "".join(f"{built}{name}: already finished; skipped\n" for name in names)
     assert len(server.requests) == num_requests and files_of(built) == before
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 

@@ -223,9 +223,9 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert build_personamem.main(flags(tmp_path / "out", server.url, "--dry_run")) == 0
         assert not server.requests
         told = capsys.readouterr().out
-        assert "/personas.json: 2 of 2 personas to request\n  generator: at least 2 requests, " in told
-        assert "/conversations.json: not counted, because " in told
-        assert "/small_talk.json: 8 of 8 small talks to request\n  generator: at least 8 requests, " in told
+        assert "/personas.json: 2 of 2 personas still need requests\n  generator: at least 2 requests, " in told
+        assert "/conversations.json: not counted: " in told
+        assert "/small_talk.json: 8 of 8 small talks still need requests\n  generator: at least 8 requests, " in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
         assert "/questions.json: finished, 0 requests" in capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
 
 def test_a_model_that_is_not_a_chat_model_is_refused(tmp_path):
     save_tiny_t5(tmp_path / "t5")
-    with pytest.raises(UserError, match="t5: is an encoder-decoder; give a chat model"):
+    with pytest.raises(UserError, match="t5: is an encoder-decoder; use a chat model"):
         build_personamem.main(["--model_addr", str(tmp_path / "t5"), "--output_dir", str(tmp_path / "out")])
 
 

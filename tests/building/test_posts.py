@@ -208,7 +208,7 @@ def test_a_refused_input_leaves_nothing_behind(tmp_path):
     for given, told in (
         (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
         (tmp_path / "nowhere" / "Posts.xml", "no such file"),
-        (good.parent, "is a folder; give the unpacked Posts"),
+        (good.parent, "is a folder; pass the unpacked Posts"),
         (write_dump(tmp_path, ROW, "my dump"), "rename its folder to the community's name"),
     ):
         with pytest.raises(UserError, match=told):

@@ -205,19 +205,19 @@ class TestHumans:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then its score files"),
+        ("HUMANS --evaluator a.json", "--evaluator 'a.json': needs a name, then its score files"),
         ("HUMANS --evaluator A a.json", "--evaluator 'A': found a.json of strategy aspect, expected one pair"),
         ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': found p.json and q.json of strategy pairwise, "),
         ("AB --evaluator A p.json", "--evaluator 'A': found p.json of strategy aspect and pairwise, expected "),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
         ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
-        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; give each file once"),
+        ("HUMANS --evaluator A a.json link.json", "link.json: appears twice; pass each file once"),
         ("HUMANS --evaluator A a.json other.json", "other.json: has other questions than a.json under the same ids"),
         ("--human_addr others.json --evaluator A a.json b.json",
-         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the human choices"),
+         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  use human choices"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),
         ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to compare with; add another"),
-        ("AB --evaluator P p.json", "p.json: its system 1 is system 2 in b.json\n  give "),
+        ("AB --evaluator P p.json", "p.json: its system 1 is system 2 in b.json\n  list "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_and_the_output_is_unchanged(study, monkeypatch, words, message):

@@ -103,7 +103,7 @@ def test_files_become_tables(study, tmp_path, capsys):
     ("change", "told"),
     [
         ({"verdicts": {}}, "people.json: fewer than two of its questions have a score and an answer in "),
-        ({"choices": {}, "verdicts": None}, "people.json: has no verdicts; give the output of human_evaluation.py"),
+        ({"choices": {}, "verdicts": None}, "people.json: has no verdicts; use the output of human_evaluation.py"),
         ({"one": {"aspect 0": 1}}, ": has not one verdict of 0, 1, 2 on each aspect of its 4"),
     ],
 )

@@ -109,7 +109,7 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
 
 def test_a_file_counts_once(dataset):
     path = dataset("own.json", *TWO)
-    assert refusal(path, path) == f"--inputs_addr {path}: is given twice; give each file once"
+    assert refusal(path, path) == f"--inputs_addr {path}: appears twice; pass each file once"
 
 
 LABELS = ["Questions (users)", "Aspects per question", "Profile size (posts)", "Question length (words)",

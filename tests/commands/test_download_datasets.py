@@ -156,13 +156,13 @@ def test_a_second_run_downloads_only_missing_files(hub, download):
     download.run()
     forget(hub)
     printed, _ = download.run()
-    assert printed.count(": already finished, left alone\n") == 9
+    assert printed.count(": already finished; skipped\n") == 9
     assert hub.fetched == []
     assert ("GET", f"/api/datasets/{NAME}/revision/main") in hub.requests  # is it still the newest?
     download.file().unlink()
     shutil.rmtree(download.cache)
     printed, _ = download.run()
-    assert printed.count(": already finished, left alone\n") == 8 and download.finished() == expected(FILES)
+    assert printed.count(": already finished; skipped\n") == 8 and download.finished() == expected(FILES)
     assert hub.fetched == ["README.md", ART]
 
 
@@ -179,7 +179,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     assert hub.fetched == [] and len(download.finished()) == 8
     hub.branches["v1"] = old
     printed, _ = download.run("--revision", "v1")
-    assert printed.count("left alone") == 8 and download.finished() == expected(FILES)
+    assert printed.count("skipped") == 8 and download.finished() == expected(FILES)
     manifest = read_manifest(download.file("Art_and_Entertainment", "test"))
     assert (manifest["settings"]["commit"], manifest["arguments"]["revision"]) == (old, "v1")
     printed, _ = download.run("--overwrite")
@@ -202,7 +202,7 @@ def test_without_the_hub(hub, download, away):
     shutil.rmtree(download.cache)
     printed, errors = download.run_process(**away)
     assert errors.startswith(f"note: {NAME}: ")
-    assert printed == f"{download.data}: all files exist, left alone; not compared with the hub\n"
+    assert printed == f"{download.data}: all files exist; skipped, not compared with the hub\n"
 
 
 IN_TROUBLE = {  # where, which fault, more flags, and the message
@@ -278,7 +278,7 @@ def test_the_users_own_file_is_kept(hub, download):
     download.data.mkdir()
     download.file().write_text('[{"id": "mine"}]\n')
     printed, _ = download.run()
-    assert printed.startswith(f"{download.file()}: already exists, left alone; its origin is unknown")
+    assert printed.startswith(f"{download.file()}: already exists; skipped. Its origin is unknown")
     assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
 
 
@@ -329,7 +329,7 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     assert read_manifest(download.file())["settings"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
     moved = folder.rename(folder.with_name("moved"))
     (moved / "README.md").unlink()  # without a card, the layout decides
-    assert download.run("--dataset_name", moved)[0].count("left alone") == 9
+    assert download.run("--dataset_name", moved)[0].count("skipped") == 9
     (moved / ART).write_bytes(changed(3)[ART])
     line = download.refuse("--dataset_name", moved)
     assert line.startswith(f"error: {download.file()}: was made with other settings: sha256: [")
@@ -402,7 +402,7 @@ def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
     content = rejected.read_bytes()
     rejected.unlink()
     printed, _ = download.run_process("--dataset", "PersonalizedRewardBench", HF_HUB_OFFLINE="1")
-    assert (printed.count("left alone"), rejected.read_bytes()) == (2, content)
+    assert (printed.count("skipped"), rejected.read_bytes()) == (2, content)
 
 
 def test_pairs_from_a_folder_and_a_missing_response(download, pairs, tmp_path):
@@ -417,4 +417,4 @@ def test_pairs_from_a_folder_and_a_missing_response(download, pairs, tmp_path):
     assert not list(download.data.glob("*Society*"))
     file.write_bytes(pairs["society/test.json"])
     printed, _ = download.run("--dataset", "PersonalizedRewardBench", "--source_dir", tmp_path / "copy")
-    assert (printed.count("left alone"), len(list(download.data.glob("*_rejected.json")))) == (2, 3)
+    assert (printed.count("skipped"), len(list(download.data.glob("*_rejected.json")))) == (2, 3)

@@ -132,7 +132,7 @@ def test_from_a_folder(download, name):
         manifest = read_manifest(path)
         assert manifest["questions"] == len(records) and manifest["output_sha256"] == file_hash(path)
         assert manifest["source_sha256"] == {file: file_hash(folder / file) for file in manifest["source_sha256"]}
-    assert download.run(name, "--source_dir", folder)[0].count(": already finished, left alone\n") == 3
+    assert download.run(name, "--source_dir", folder)[0].count(": already finished; skipped\n") == 3
 
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LongLaMP-topic"])
@@ -151,7 +151,7 @@ def test_the_published_source_gives_the_same_files(download, server, hub, name):
         assert [path for path, _ in server.asked] == asked
     server.asked.clear()
     hub.fetched.clear()
-    assert download.run(name)[0].count(": already finished, left alone\n") == 3
+    assert download.run(name)[0].count(": already finished; skipped\n") == 3
     shutil.rmtree(download.data)
     download.run(name)  # cached files are not downloaded again
     assert (server.asked, hub.fetched) == ([], [])
@@ -235,7 +235,7 @@ def test_a_server_that_does_not_recover(download, server, trouble, tries, messag
     assert download.file(split="train").exists() and not download.file().exists()
     assert not list(download.cache.rglob("dev_questions.json*"))
     server.trouble = lambda path: FINE
-    assert download.run()[0].count("left alone") == 1
+    assert download.run()[0].count("skipped") == 1
 
 
 def test_a_password_in_the_address_is_not_shown_or_kept(download, server):

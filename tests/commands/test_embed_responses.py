@@ -174,5 +174,7 @@ def test_what_cannot_be_embedded_is_refused(samples):
         texts_read(samples)
     samples.answers[first] = [{"output": "word " * 9000}]
     samples.write()
-    with pytest.raises(UserError, match=r"a text has \d+ tokens, but .*demo/models/chat reads at most 8192; leave its"):
+    with pytest.raises(
+        UserError, match=r"a text has \d+ tokens, but .*demo/models/chat reads at most 8192; remove its"
+    ):
         embed_responses.main(samples.flags("--dry_run"))

@@ -72,7 +72,7 @@ def test_invalid_input_is_refused(sample, write, tmp_path):
     own = write("LaMP_4.json", read_sample("LaMP-4", "test"))
     for where, inputs, responses, told in (
         (folder, [dataset], [of_dev], r"dev_responses\.json: its ids do not match the dataset"),
-        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give the same number of each"),
+        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: pass the same number of each"),
         (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: has the same task as an earlier file"),
         (tmp_path, [own], [addr], r"LaMP_4\.json: is also an input"),
         (folder, [lampqa], ["none.json"], r"test\.json: LaMP-QA has no format for predictions; use the response"),

@@ -451,7 +451,7 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    told = "--raters 'Ann' 'Ann': give each rater a unique name"
+    told = "--raters 'Ann' 'Ann': each rater needs a unique name"
     assert refusal(*study.words("--raters", "Ann", " Ann")).startswith(told)
 
 

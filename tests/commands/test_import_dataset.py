@@ -133,11 +133,11 @@ def test_users_of_json_may_be_numbers(capsys):
         ("questions", "q1,", "1.23457E+17,", "row 2: field 'id' is '1.23457E+17', a long number that was rounded\n  "
          "export it again, with this column as text"),
         ("posts", "p4,ann", 'p4,"1,23457E+17"', "row 6: field 'author' is '1,23457E+17', a long number that was"),
-        ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; give 2024-05-31"),
+        ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; use 2024-05-31"),
         ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required"),
         ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "),
         ("questions", "device", "task", "row 2: column 'task' has the name of another field of datasets; rename it"),
-        ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; give 2024-05-31 or"),
+        ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; use 2024-05-31 or"),
         ("posts", "Too late", "", "row 6: field 'text': Expected `str` that is not empty"),
         ("posts", ",9", ",9,9", "row 6: has 6 cells, but the header has 5"),
         ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "row 6: not valid in CSV: ',' expected after"),
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_a_table_or_an_output_is_refused():
         Path("posts.csv").write_bytes(content)
         with pytest.raises(UserError, match=rf"^posts\.csv: {told}"):
             run()
-    with pytest.raises(UserError, match=r"^own\.jsonl: the dataset is a JSON array; give a name that ends in \.json$"):
+    with pytest.raises(UserError, match=r"^own\.jsonl: the dataset is a JSON array; its name must end in \.json$"):
         main(["--questions", "questions.csv", "--posts", "posts.csv", "--output_addr", "own.jsonl"])
 
 

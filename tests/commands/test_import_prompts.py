@@ -229,7 +229,7 @@ def test_it_writes_the_five_prompts_once_and_runs_nothing_of_the_clone(clone, ca
     assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
     assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]  # and nothing ran
     assert run() == 0
-    assert capsys.readouterr().out == "prompts_paper: already finished, left alone\n"
+    assert capsys.readouterr().out == "prompts_paper: already finished; skipped\n"
     Path("prompts_paper/rag.txt").write_text("mine")
     assert refusal(clone).startswith("prompts_paper: exists, but does not have these prompts\n")
     assert Path("prompts_paper/rag.txt").read_text() == "mine"

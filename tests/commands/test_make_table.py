@@ -114,8 +114,8 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     figures = [lines[-1][f"{ARTS}{what}"] for what in ("", ": standard deviation over seeds")]
     assert list(map(float, figures)) == pytest.approx([7 / 12, math.sqrt(7 / 48)])
     assert "--seeds 'M': no --system has the name 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
-    assert "--seeds 'M': give two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
-    twice = "--seeds 'M': give two or more different rows"
+    assert "--seeds 'M': needs two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
+    twice = "--seeds 'M': needs two or more different rows"
     assert refusal(*rows, "--seeds", "M", "M, seed 0", "M, seed 1", "M, seed 0") == twice
 
 
@@ -195,8 +195,8 @@ def test_published_rows_are_marked_and_never_best(three, capsys):
     [
         (["Theirs", "1", "2"], "--published 'Theirs': 2 scores for 4 columns: Arts & Entertainment, "),
         (["Theirs", "1", "2", "3", "x"], "--published 'Theirs': 'x' is not a number"),
-        (["Theirs"], "--published 'Theirs': no scores; give one per column: "),
-        (["Ours", "1", "1", "1", "1"], "--published 'Ours': there is another row of this name"),
+        (["Theirs"], "--published 'Theirs': needs one score per column: "),
+        (["Ours", "1", "1", "1", "1"], "--published 'Ours': another row has this name"),
         (["Theirs", "--paper", "Qwen 2.5 7B"], "--paper: no --system has the name of a method in the paper"),
         (["PlanPrs", "--paper", "Qwen 2.5 7B", "--published", "PlanPers"], "--published 'PlanPrs': the paper has no"),
     ],
@@ -318,7 +318,7 @@ class TestOwnGroups:
                 ["North=ice,snow"],
                 "--groups: no question has the community 'snow'; the communities are 'ships', 'ice', 'law'",
             ),
-            (["North=ice", "South=ice"], "--groups: 'ice' is in North and in South; give it once"),
+            (["North=ice", "South=ice"], "--groups: 'ice' is in North and in South; use it once"),
         ):
             assert refusal("--system", "RAG", path, "--groups", *groups) == message
 
@@ -569,7 +569,7 @@ class TestPaper:
         for names, columns in (("ice", "ice, All questions"), (None, "All questions")):
             file = score_file("a.json", *scored(names, 1.0, 0.5))
             assert refusal("--system", "PlanPers", file, "--paper", "Qwen 2.5 7B") == (
-                f"--paper: the paper has no numbers for the columns {columns}; leave the flag out"
+                f"--paper: the paper has no numbers for the columns {columns}; remove the flag"
             )
 
     def test_the_later_methods_table_is_named(self, three, capsys):
@@ -633,13 +633,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ("--system rag.json", "--system 'rag.json': no file; give a name, then one or more files"),
-            ("--system A a.json --system A b.json", "--system 'A' is given twice; give all its files to one"),
+            ("--system rag.json", "--system 'rag.json': needs a name, then one or more files"),
+            ("--system A a.json --system A b.json", "--system 'A' appears twice; list all its files after one"),
             ("--system A a.json twice.json", "--system 'A': question '3' is in a.json and in twice.json; "),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of 3 questions of "
-             "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
+             "all systems: '1', '2'\n  use score files of the same questions, or add --allow_partial to compare"),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; the names are 'A', 'B'"),
-            ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),
+            ("TWO --baseline B A", "--baseline: names every system, so no other row is left to compare"),
             ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
             ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system has the name of a method"),
         ],

@@ -90,6 +90,6 @@ def test_what_is_no_panel_is_refused(panel, tmp_path, settings, verdicts, told):
     files = [panel(0), panel(1, verdicts, **settings)]
     with pytest.raises(UserError, match=told):
         main(["--score_addr", *files, "--output_addr", str(tmp_path / "out.json")])
-    with pytest.raises(UserError, match="a panel has two or more judges"):
+    with pytest.raises(UserError, match="a panel needs score files of two or more judges"):
         main(["--score_addr", files[0], "--output_addr", str(tmp_path / "out.json")])
     assert not (tmp_path / "out.json").exists()

@@ -187,8 +187,8 @@ def test_the_content_policy_blocks_outside_resources(files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--system", "A", "scores"], r"--system 'A': no file of responses"),
-        (["--system", "A", "answers", "--system", " A ", "others"], r"--system ' A ' is given twice"),
+        (["--system", "A", "scores"], r"--system 'A': needs a name, then its files"),
+        (["--system", "A", "answers", "--system", " A ", "others"], r"--system ' A ' appears twice"),
         (["--system", "A", "answers", "data.json"], r"data\.json: has neither responses nor scores nor plans"),
         (["--system", "A", "answers", "answers"], r"answers: also in another file of this system: 'diy_2', 'rpg_1'"),
         (["--system", "A", "others"], r"others: 1 id is in no --inputs_addr: 'x'"),

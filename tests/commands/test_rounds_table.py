@@ -46,7 +46,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
     """The mean is over the samples with a score; validation is compared on the questions that all rounds score."""
     first = {"a": [("one two", 1.0), ("one", 0.5)], "b": [(None, 0.0), ("one two three", None)]}
     second = {"c": [("one", 1.0), ("two", 1.0)]}
-    rounds = [round_of("1", first, {"v": 0.5, "w": 1.0}, ["left out: 1 question whose samples have equal scores"]),
+    rounds = [round_of("1", first, {"v": 0.5, "w": 1.0}, ["skipped: 1 question whose samples have equal scores"]),
               round_of("2", second, {"v": 0.75, "w": None}, None)]  # fmt: skip
     output = tmp_path / "rounds.md"
     words = [word for paths in rounds for word in ("--round_files", *paths)]
@@ -56,7 +56,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
     assert text.splitlines()[2:] == [
         "| 1 | 2 | 4 | 0.5000 | 2.0 | 1 | 0.5000 |", "| 2 | 1 | 2 | 1.0000 | 1.0 | 0 | 0.7500 |", "",
         "- Validation: 1 of 2 questions with a score in every file.",
-        "- Round 1: left out: 1 question whose samples have equal scores.",
+        "- Round 1: skipped: 1 question whose samples have equal scores.",
         "- Round 2: what it left out is not known.",
     ]  # fmt: skip
     # Rewards, with an answer per word as a penalty.

@@ -143,7 +143,7 @@ SPOILT = {  # by what is spoilt, or a flag, what is said
     "texts": r"all_scores\.json: question 'q1': field 'samples' is not a list of scores, or null for a missing one$",
     "one response": r"all\.json: has no more than one response to any question\n  sample several",
     "--min_score 1.01": r"all\.json: no question is left\n  .*dropped, below --min_score: 6",
-    "--worst_addr all.json": r"all\.json: is also an input; give another output path$",
+    "--worst_addr all.json": r"all\.json: is also an input; choose another output path$",
 }
 SPOILT_SAMPLES = {"only the first": None, "other samples": [0.3, 0.8, 0.8, 0.4], "texts": [0.2, "0.8", 0.8, 0.4]}
 
@@ -196,7 +196,7 @@ def test_of_errors_the_lowest_is_best(tmp_path, capsys):
     words = ["--inputs_addr", tmp_path / "data.json", "--strategy", "MAE", "--samples", "all"]
     words += ["--response_addr", tmp_path / "all.json", "--score_addr", made.score_addr]
     assert evaluate_responses.main(list(map(str, words))) == 0
-    with pytest.raises(UserError, match="--min_score: MAE is an error, so lower is better; leave it out"):
+    with pytest.raises(UserError, match="--min_score: MAE is an error, so lower is better; remove the flag"):
         made.select("--min_score", 1)
     best, worst = made.select(), made.read("worst.json")
     for record, its, target in zip(records, ratings, targets, strict=True):

@@ -93,7 +93,7 @@ def test_scores_of_other_answers_are_refused(files, script, tmp_path, capsys):
         show(other)
     with open(answers, "a") as file:
         file.write("\n")
-    with pytest.raises(UserError, match=r"not the scores of .*answers\.json.*\n  give the scores of these"):
+    with pytest.raises(UserError, match=r"not the scores of .*answers\.json.*\n  use the scores of these"):
         show(answers)
     assert not (tmp_path / "page.html").exists()
 

@@ -98,7 +98,7 @@ BAD = {
     "answers too many": (
         questions("1"),
         golds("1", "2", "3"),
-        "2 answers without a question in .*: '2', '3'\n  give the",
+        "2 answers without a question in .*: '2', '3'\n  use the",
     ),
     "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not LaMP-4"),
     "an answer twice": (questions("1"), golds("1", "1"), "two answers with id '1'; ids must be unique"),

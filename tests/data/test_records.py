@@ -194,8 +194,8 @@ def test_responses_are_counted():
 
 
 DATASET_IDS = [f"q{i}" for i in range(10)]
-NOT_THE_DATASET = "r.json: its ids do not match the dataset; give the dataset these responses were made from"
-REMEDY = "give the dataset of these responses"
+NOT_THE_DATASET = "r.json: its ids do not match the dataset; use the dataset that these responses were made from"
+REMEDY = "use the dataset of these responses"
 ONLY_A_PART = "r.json: some questions have no response; add --allow_partial to score the others"
 
 

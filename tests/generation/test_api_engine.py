@@ -201,7 +201,7 @@ def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flag
     assert read_manifest(output)["missing"] == 0
     asked = len(server.requests)
     assert answer(flags, output, data=data) == (0, whole) and len(server.requests) == asked
-    assert "already finished, left alone" in capsys.readouterr().out
+    assert "already finished; skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("failing", [(0,), (9,), (3, 6, 9)])

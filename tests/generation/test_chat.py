@@ -297,7 +297,7 @@ def test_chosen_lengths(model_limit, max_model_len, max_tokens, wanted, expected
     ("model_limit", "max_model_len", "max_tokens", "message"),
     [
         (4096, 4097, 512, "--max_model_len 4097: the model supports at most 4096 tokens"),
-        (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens\n  give a smaller --max_tokens$"),
+        (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens\n  lower --max_tokens$"),
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],
 )
@@ -506,7 +506,7 @@ def test_a_template_writes_the_same_date_on_every_day(tmp_path, variables, expec
 
 def test_a_date_that_is_none_is_refused(tmp_path, models):
     template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
-    with pytest.raises(UserError, match="strftime_now is today; give a date"):
+    with pytest.raises(UserError, match="strftime_now is today, not a date"):
         LocalChat(ModelFolder(save_model(tmp_path, template)), {"strftime_now": "today"})
     assert LocalChat(ModelFolder(models["normal"])).date is None
 

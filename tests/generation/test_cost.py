@@ -137,7 +137,7 @@ def test_a_price_of_one_token_gets_a_note(price, remedy, capsys):
     needed = ["--model_addr", "m", "--openai", "--inputs_addr", "a.json", "--output_addr", "b.json"]
     for prices in (["--price_in", price, "--price_out", "1"], ["--price_in", "1", "--price_out", price]):
         baselines.build_parser().parse_args([*needed, *prices])
-        unit = "prices are in US dollars per million tokens; if this is the price of one token, give"
+        unit = "prices are in US dollars per million tokens; if this is the price of one token, use"
         assert f"note: price {price}: {unit} {remedy}\n" in capsys.readouterr().err
     baselines.build_parser().parse_args([*needed, "--price_in", "0.01", "--price_out", "0"])
     assert "note" not in capsys.readouterr().err

@@ -109,7 +109,7 @@ def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
     assert manifest["settings"]["choose"] == "likelihood"
     assert "5 questions, 5 answers" in capsys.readouterr().out
     run(Counting(dies_after=0))
-    assert "already finished, left alone" in capsys.readouterr().out
+    assert "already finished; skipped" in capsys.readouterr().out
 
 
 def test_ties_choose_the_first_option_and_invalid_numbers_none(run, tmp_path):

@@ -98,7 +98,7 @@ def test_finished_outputs_are_recognized_without_requests(output, tmp_path, caps
         assert server.lists_asked == lists_before
     capsys.readouterr()
     assert baselines.main(words(server, output)) == judge(server, output, scores) == 0  # the server is gone
-    assert capsys.readouterr().out.count("already finished, left alone") == 2
+    assert capsys.readouterr().out.count("already finished; skipped") == 2
 
 
 # Another model

@@ -584,7 +584,7 @@ def test_a_prompt_that_is_too_long_is_sent_once(server, ask_all, capsys):
     case.server.reply = lambda request: reply if ONE in str(request["messages"]) else usable(request)
     assert run(["question 0?", ONE, "question 2?"]) == 0
     [lost] = [record for record in case.records().values() if record["value"] is None]
-    remedy = "give the real limit as --max_model_len, or a smaller --max_tokens"
+    remedy = "set --max_model_len to the real limit, or lower --max_tokens"
     assert lost["reason"] == f"the API at 127.0.0.1 refuses a prompt because it is too long: {words}; {remedy}"
     assert len(case.server.requests) == 3 and case.manifest()["refused_parameters"] == {}
 

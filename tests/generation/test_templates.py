@@ -114,7 +114,7 @@ def test_a_variable_unknown_to_the_template_is_refused():
     words = ("--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", "x.json", "--reasoning_effort", "low")
     assert refusal(baselines.main, *words).startswith("--reasoning_effort: ")
     more = ("--chat_template_kwargs", '{"reasoning_effort": "low"}')
-    assert "give only one of them" in refusal(baselines.main, *words, *more)
+    assert "set only one of them" in refusal(baselines.main, *words, *more)
     told = LocalChat(ModelFolder(str(CHAT)), {"enable_thinking": False}, only_known=True)
     assert told.variables == {}
 

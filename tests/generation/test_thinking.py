@@ -258,9 +258,9 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
 @pytest.mark.parametrize(
     ("flags", "max_tokens", "told"),
     [
-        ([], 2048 + 1024, "--max_tokens 3072, including 1024 for thoughts (a guess)\n"),
-        (["--max_tokens", 100], 100, "--max_tokens 100, including its thoughts\n"),
-        (["--max_tokens", 2048], 2048, "--max_tokens 2048, including its thoughts\n"),  # the default, but given
+        ([], 2048 + 1024, "--max_tokens 3072, including 1024 for its thoughts (a guess)\n"),
+        (["--max_tokens", 100], 100, "--max_tokens 100, its thoughts included\n"),
+        (["--max_tokens", 2048], 2048, "--max_tokens 2048, its thoughts included\n"),  # the default, but given
         (["--reasoning_parser", "none"], 2048, ""),
     ],
 )
@@ -271,7 +271,11 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     assert thinking.opened == [("deepseek_r1" if told else "none", 4096)]
     assert thinking.tries[0].max_tokens == max_tokens
     said = capsys.readouterr().err
-    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}" in said if told else "thinks" not in said
+    assert (
+        f"{thinker} is a reasoning model (--reasoning_parser deepseek_r1): {told}" in said
+        if told
+        else "reasoning" not in said
+    )
     settings = read_manifest(tmp_path / "a.json")["settings"]
     assert settings["reasoning_parser"] == (None if told else "none")
 

@@ -31,7 +31,7 @@ case "$*" in
 esac
 """
 TWO_GPUS = NVIDIA_SMI.format("8.0")
-MEANT = '\n  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
+MEANT = '\n  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or add --device cpu, if the script has it)'
 CPU_BUILD = "this is torch's CPU build; for the GPU run: make setup REQUIREMENTS=requirements.txt"
 SETTINGS = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_NO_USAGE_STATS")
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")

@@ -142,7 +142,7 @@ NO_OBJECT = [b"[1]", b'{"r": 1', b"\xff\xfe", b"[" * 100_000]
 def test_a_damaged_index_of_weights_is_named(tmp_path, content):
     index = save_model(tmp_path) / "model.safetensors.index.json"
     index.write_bytes(content)
-    with pytest.raises(UserError, match=rf"^{index}: damaged\n  give the folder"):
+    with pytest.raises(UserError, match=rf"^{index}: damaged\n  pass the folder"):
         ModelFolder(str(tmp_path)).checked()
 
 

@@ -128,7 +128,7 @@ def test_an_out_of_memory_error_suggests_a_batch_size(encoder, monkeypatch, seve
         embed_texts(encoder, texts, batch_size=4)
     assert str(error.value) == (
         "out of memory: 4 texts of up to 512 tokens at a time, on cpu\n"
-        "  give --batch_size 2; finished rankings are kept"
+        "  lower --batch_size to 2; finished rankings are kept"
     )
     np.testing.assert_allclose(embed_texts(encoder, texts, batch_size=2)[0], np.repeat(exact, 4, axis=0), atol=1e-4)
 
@@ -153,7 +153,7 @@ def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
 
 def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
     save_tiny_encoder(tmp_path, max_positions=64)
-    with pytest.raises(UserError, match="at most 64 tokens; give --max_length 64 or less"):
+    with pytest.raises(UserError, match="at most 64 tokens; use --max_length 64 or less"):
         load_encoder(str(tmp_path), device="cpu")
     assert embed_texts(load_encoder(str(tmp_path), device="cpu", pooling=Pooling(max_length=64)), TEXTS)[1] == 3
 

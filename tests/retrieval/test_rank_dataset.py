@@ -105,7 +105,7 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     assert made["arguments"]["model_name"] == str(encoder_folder)
     for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
         rank(source, output, *encoder, *flags)
-    assert capsys.readouterr().out.count("already finished, left alone") == 3
+    assert capsys.readouterr().out.count("already finished; skipped") == 3
 
 
 def test_random_order_does_not_depend_on_the_files_order(tmp_path):

@@ -58,11 +58,11 @@ def outline(server, api, tmp_path, monkeypatch):
 
 def test_the_script_on_the_page(outline, tmp_path, capsys):
     assert outline("--dry_run") == [0, 0] and list(tmp_path.glob("*.json")) == []
-    assert "answers.json: not counted, because " in capsys.readouterr().out
+    assert "answers.json: not counted: " in capsys.readouterr().out
     assert outline() == [len(IDS), len(IDS)]
     answers, outlines = tmp_path / "answers.json", tmp_path / "answers.json.outlines.json"
     assert [*json.loads(answers.read_text())] == [*json.loads(outlines.read_text())] == IDS
-    assert outline() == [0, 0] and capsys.readouterr().out.count("already finished, left alone") == 2
+    assert outline() == [0, 0] and capsys.readouterr().out.count("already finished; skipped") == 2
     assert outline("--dry_run") == [0, 0]
     assert capsys.readouterr().out.count(": finished, 0 requests\n") == 2
     # A later stage needs the pieces of a finished one: they come from the store, and its file stays.
@@ -72,7 +72,7 @@ def test_the_script_on_the_page(outline, tmp_path, capsys):
     capsys.readouterr()
     # A stage after one that is not finished is not finished either.
     outlines.unlink()
-    assert outline() == [0, 0] and outlines.exists() and "left alone" not in capsys.readouterr().out
+    assert outline() == [0, 0] and outlines.exists() and "skipped" not in capsys.readouterr().out
     with pytest.raises(UserError, match=r"outlines.json: was made with other settings: temperature: 0.7, now 0.5"):
         outline("--temperature", 0.5)
 
@@ -257,7 +257,10 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(api, server, t
     assert len(files) == 3
     answers.unlink()
     capsys.readouterr()
-    assert run("--dry_run") == 0 and f"answers.json: 0 of {len(IDS)} answers to request" in capsys.readouterr().out
+    assert (
+        run("--dry_run") == 0
+        and f"answers.json: 0 of {len(IDS)} answers still need requests" in capsys.readouterr().out
+    )
     times = {name: (tmp_path / name).stat().st_mtime_ns for name in files if name != "answers.json"}
     assert run() == 0 and answers.read_bytes() == files["answers.json"]
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in times.items())
@@ -275,4 +278,4 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(api, server, t
     outlines = json.loads((tmp_path / "answers.json.outlines.json").read_text())
     assert all(output["output"].startswith("Now ") for [output] in outlines.values())
     capsys.readouterr()
-    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == 3
+    assert run() == 0 and capsys.readouterr().out.count("already finished; skipped") == 3

@@ -10,7 +10,7 @@ from api_server import Reply
 from method_runs import ROOT, SAMPLE, draw
 
 from prompts import History
-from utils.base.errors import counted
+from utils.base.errors import count_noun
 from utils.base.manifest import read_manifest
 from utils.benchmarks import tasks
 from utils.data.datasets import read_dataset
@@ -57,7 +57,7 @@ def test_questions_on_one_history_pay_for_its_memory_once(remembering, data, req
     memories = {tuple(texts[:end]) for texts in chunks.values() for end in range(1, len(texts) + 1)}
     flags = ["--set", f"chunk={SIZE}", "--max_concurrency", 16]
     remembering.run(*flags, "--dry_run", dataset=dataset)
-    first = counted(len({texts[0] for texts in chunks.values()}), "request")
+    first = count_noun(len({texts[0] for texts in chunks.values()}), "request")
     assert f"generator: at least {first}, " in capsys.readouterr().out
     assert remembering.run(*flags, dataset=dataset) == len(memories) + len(records)
     reading = [request["messages"][-1]["content"] for request in server.requests if is_reading(request)]

@@ -44,7 +44,7 @@ def test_two_calls_per_question(runs, capsys):
     assert "13 questions, 13 answers, 0 without an answer" in printed and "26 completions requested" in printed
     whole = runs.output.read_bytes()
     assert runs.run() == 0 and runs.output.read_bytes() == whole
-    assert capsys.readouterr().out == f"{runs.output}: already finished, left alone\n"
+    assert capsys.readouterr().out == f"{runs.output}: already finished; skipped\n"
 
 
 def test_the_same_as_rag(runs, tmp_path):
@@ -138,7 +138,7 @@ def test_a_changed_helper_is_noticed(runs, monkeypatch, capsys, imports, name, l
     for number in (3, 4):
         file.write_text(f"NUMBER = {number}\n")
         runs.run()
-        assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
+        assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished; skipped\n")
         answers.append(runs.answers)
         for module in ("helper", "of_mine", "of_mine.helper"):
             sys.modules.pop(module, None)
@@ -151,11 +151,11 @@ def test_a_changed_helper_is_noticed(runs, monkeypatch, capsys, imports, name, l
 def test_a_finished_output_is_not_paid_for_again(runs, capsys):
     runs.run()
     shutil.rmtree(runs.output.parent / "completions")
-    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
+    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished; skipped\n")
     with pytest.raises(UserError, match=r"lacks completions for 13 of 13 answers of .*, which is finished\n"):
         runs.run("--trace")
     runs.write(TWO_CALLS + "\n# a comment\n")
-    told = "is gone; it had the completions of .*, which has to be made again\n  give the folder that has them"
+    told = "is gone; it had the completions of .*, which has to be made again\n  pass the folder that has them"
     for more in ([], ["--dry_run"]):
         with pytest.raises(UserError, match=told):
             runs.run(*more)
@@ -272,7 +272,7 @@ def test_the_same_code_elsewhere_is_the_same_method(runs, tmp_path, capsys):
     (tmp_path / "elsewhere").mkdir()
     runs.name = str(tmp_path / "elsewhere/mine.py")
     Path(runs.name).write_text(TWO_CALLS)
-    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished, left alone\n")
+    assert runs.run() == 0 and capsys.readouterr().out.endswith("already finished; skipped\n")
     Path(runs.name).write_text(TWO_CALLS + "\n# another method\n")
     with pytest.raises(UserError, match=r"was made from .*/mine\.py, not from .*/elsewhere/mine\.py\n"):
         runs.run()
@@ -294,7 +294,7 @@ def test_more_outputs_and_a_limit(runs):
     assert runs.run("--limit", 6, "--num_generated_outputs", 2) == 4 + 12  # another output has another seed
     assert [len(outputs) for outputs in runs.answers.values()] == [2] * 6
     for flags in ([], ["--dry_run"]):
-        with pytest.raises(UserError, match="has 12 answers, but this command makes only 4\n  give another output, or"):
+        with pytest.raises(UserError, match="has 12 answers, but this command makes only 4\n  choose another output"):
             runs.run("--limit", 4, *flags)
     assert len(runs.answers) == 6
     assert runs.run("--limit", 4, "--overwrite") == 0 and len(runs.answers) == 4
@@ -363,10 +363,10 @@ async def answer(record, ask):
     assert set(runs.answers) == set(IDS) - {IDS[2]}
     manifest = read_manifest(runs.output)
     assert (manifest["missing"], manifest["raised"]) == (1, 1) and "server" not in errors
-    assert "the method raised an error on 1 record; correct the method and run the command again (" in errors
+    assert "the method failed on 1 record; fix it and run the command again" in errors
     words = ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--evaluator_llm", "j", "--openai"]
     words += ["--api_key_addr", runs.folder / "key.txt", "--score_addr", runs.folder / "s.json"]
-    with pytest.raises(UserError, match=r"1 answer is missing because the method raised an error on 1 q.*\n  correct"):
+    with pytest.raises(UserError, match=r"1 answer is missing because the method failed on 1 q.*\n  correct"):
         evaluate_responses.main(list(map(str, words)))
     runs.write(TWO_CALLS)
     assert runs.run() == 2 and set(runs.answers) == set(IDS)
@@ -384,7 +384,10 @@ async def answer(record, ask):
 """.replace("ID", repr(IDS[3]))
     )
     assert runs.run() == 2 * len(IDS) and list(runs.answers) == IDS
-    assert f"note: {runs.name} made other calls on its second run for 1 record; " in capsys.readouterr().err
+    assert (
+        f"note: {runs.name} is not deterministic: on 1 record its second run made different calls\n"
+        in capsys.readouterr().err
+    )
     assert read_manifest(runs.output)["asked_otherwise"] == 1
 
 
@@ -590,12 +593,12 @@ def test_a_dry_run_leaves_no_file_of_the_store_open(searching):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "13 of 13 answers to request\n  generator: at least 13 requests, " in printed
+    assert "13 of 13 answers still need requests\n  generator: at least 13 requests, " in printed
     assert "  requests that depend on the answers to these are not counted\n" in printed and "retries" not in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "10 of 13 answers to request\n  generator: at least 10 requests, " in capsys.readouterr().out
+    assert "10 of 13 answers still need requests\n  generator: at least 10 requests, " in capsys.readouterr().out
 
 
 def test_a_dry_run_says_the_least_that_a_method_with_dependent_calls_takes(runs, capsys):

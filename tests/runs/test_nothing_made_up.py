@@ -361,9 +361,9 @@ HARM = {
     "await asyncio.to_thread(lambda: asyncio.run(ask('Say it')))": "RuntimeError: ask: called in another event loop",
     "await ask('Say it', parse=lambda text: asyncio.get_running_loop().stop())": "a method cannot stop the event loop",
     "await ask('Say it', parse=lambda text: [task.cancel() for task in asyncio.all_tasks()])": "only its own tasks",
-    "await ask('Say it', temperature=float('nan'))": "ValueError: ask: temperature is nan; give a number",
-    "await ask('Say it', temperature=float('inf'))": "ValueError: ask: temperature is inf; give a number",
-    "await ask('Say it', stop=['\\ud800'])": r"ValueError: ask: stop is ['\ud800']; give a list of texts",
+    "await ask('Say it', temperature=float('nan'))": "ValueError: ask: temperature is nan; it must be a number",
+    "await ask('Say it', temperature=float('inf'))": "ValueError: ask: temperature is inf; it must be a number",
+    "await ask('Say it', stop=['\\ud800'])": r"ValueError: ask: stop is ['\ud800']; it must be a list of texts",
     "await ask('Say \\ud800')": "UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800'",
 }
 
@@ -383,7 +383,7 @@ async def answer(record, ask):
     runs.run(code=1)
     assert list(runs.answers) == [question_id for question_id in IDS if question_id != IDS[4]]
     told = capsys.readouterr().err
-    assert HARM[harm] in told and "the method raised an error on 1 record" in told and "Traceback" not in told
+    assert HARM[harm] in told and "the method failed on 1 record" in told and "Traceback" not in told
 
 
 ENDLESS = {  # what a method leaves behind; the signal cancels the run's own tasks, which a method could not
@@ -497,11 +497,11 @@ def test_no_placeholder_has_the_name_of_a_parameter_of_ask():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ('ask("rag", items="one text")', "ValueError: ask: items is a single text; give a list"),
+        ('ask("rag", items="one text")', "ValueError: ask: items is a single text; pass a list"),
         ('ask("Rag", items=["a"])', "ValueError: ask: unknown prompt 'Rag'; the prompts are none, rag, "),
         ('ask("Say {question}", items=["a"])', "ValueError: ask: items need {profile}"),
-        ('ask("Say {model}")', "ValueError: ask: {model} is a parameter of ask; give the placeholder another"),
-        ('ask("none", parse=answer)', "ValueError: ask: parse is async; give a plain function"),
+        ('ask("Say {model}")', "ValueError: ask: {model} is a parameter of ask; rename the placeholder"),
+        ('ask("none", parse=answer)', "ValueError: ask: parse is async; use a plain function"),
         ('ask("Say {question}", parse=lambda text: text.nothing)', "AttributeError: 'str' object has no attribute"),
     ],
 )
@@ -512,7 +512,7 @@ def test_mistakes_in_ask_are_refused(runs, call, told, flags, capsys):
     assert runs.run(*flags, code=0 if is_parser and flags else 1) == (len(IDS) if is_parser and not flags else 0)
     if not (is_parser and flags):
         errors = capsys.readouterr().err
-        assert f"mine.py, line 2: {told}" in errors and "the method raised an error on 13 records" in errors
+        assert f"mine.py, line 2: {told}" in errors and "the method failed on 13 records" in errors
 
 
 def test_greedy_stays_greedy_on_every_try(runs):
@@ -596,7 +596,10 @@ async def answer(record, ask):
         ),
         ("async def answer(record, ask):\n    ask.note(a=object())\n", "is not JSON serializable"),
         ("async def answer(record):\n    return 'a'\n", "`answer` must take two arguments, record and ask"),
-        ("async def answer(record, ask):\n    return await ask('none', n=0)\n", "ask: n is 0; give a number from 1 up"),
+        (
+            "async def answer(record, ask):\n    return await ask('none', n=0)\n",
+            "ask: n is 0; it must be a whole number, 1 or more",
+        ),
         ("async def answer(r, ask):\n    return await ask('none', max_tokens=-5)\n", "ask: max_tokens is -5; give"),
         ("import re\n\nasync def answer(r, ask):\n    return await ask('Say', parse=re.compile('x').search)\n", ""),
         (

@@ -183,7 +183,7 @@ async def answer(record, ask):
     return str(await ask.search("cat", exclude=record.best(2)))
 """)
     runs.run(dataset=personamem, code=1)
-    told = "line 5: ValueError: ask.search: exclude: not the result of a search; give ids of items"
+    told = "line 5: ValueError: ask.search: exclude: not the result of a search; pass ids of items"
     assert told in capsys.readouterr().err
 
 
@@ -248,7 +248,7 @@ def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path):
     (store / "search-a-model" / "model.json").write_text('{"model": "search-a-model"}')
     assert searching.run(*flags, "--cached_only") == 0 and searching.output.read_bytes() == whole
     searching.write(SEARCHES.replace("k=2", "k=3").replace("ask.search(query", 'ask.search(f"{query} rome"'))
-    with pytest.raises(UserError, match=r"lacks a search of record .* for .* rome"):
+    with pytest.raises(UserError, match=r"has no search of record .* for .* rome"):
         searching.run(*flags, "--cached_only")
     other = save_tiny_encoder(tmp_path / "other" / "encoder", seed=1)
     searching.run("--search", "dense", "--model_name", other, "--completions", store, output=tmp_path / "other.json")
@@ -335,8 +335,11 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
-        ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
+        ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; it must be a text"),
+        (
+            'await ask.search("a", k=0)',
+            "line 2: ValueError: ask.search: k is 0; it must be a whole number from",
+        ),
         ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
         ('await ask.search("a", exclude=[""])', "line 2: ValueError: ask.search: exclude: '' is not the id of a post"),
         (
@@ -345,7 +348,7 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
         ),
         (  # texts instead of ids
             'await ask.search("a", exclude=list(await ask.search("basil")))',
-            "is not the id of a post; give the .ids of a search's result",
+            "is not the id of a post; use the .ids of a search result",
         ),
         ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],
@@ -367,7 +370,7 @@ def test_embeddings_are_kept_once(tmp_path, kind):
     kept.add(["a", "b", "c", "d"], rows)
     kept.add(["a", "e"], rows[:2])
     kept.close()
-    again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, also=[tmp_path])
+    again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, read_only=[tmp_path])
     again.add(["x"], rows[:1])
     kept_rows = again.find(["x", "d", "c", "a", "unknown", "e"])
     assert kept_rows.keys() == {"x", "d", "a", "e"}  # c is NaN
@@ -383,7 +386,7 @@ def test_damaged_embeddings(tmp_path):
     [hashes], [numbers] = kept.folder.glob("*.sha"), kept.folder.glob("*.f32")
     hashes.write_bytes(hashes.read_bytes()[:-3])
     assert kept.find(["a", "b"]).keys() == {"a"}  # a torn file is read up to its end
-    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: it lacks rows")):
+    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: rows are missing")):
         kept.close()
         numbers.write_bytes(content)
         with pytest.raises(UserError, match=message):

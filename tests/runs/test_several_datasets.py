@@ -55,7 +55,7 @@ def test_each_output_equals_a_separate_run(datasets, api, script, flags, capsys)
             assert (datasets / "together" / path.name).read_bytes() == path.read_bytes()
     capsys.readouterr()
     assert script.main([*common, *flags, *files(datasets, ["a", "b"], "together")]) == 0
-    assert capsys.readouterr().out.count("already finished, left alone") >= 2
+    assert capsys.readouterr().out.count("already finished; skipped") >= 2
     assert len(server.requests) == len(requests)
 
 
@@ -99,13 +99,13 @@ def test_incompatible_inputs_are_refused(datasets, api, monkeypatch):
     _, common = api
     monkeypatch.setattr(ModelStore, "add", None)  # nothing is asked
     pair = files(datasets, ["a", "b"], "out")
-    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give the same number of each"):
+    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: pass the same number of each"):
         baselines.main([*common, *pair[:-1]])
-    with pytest.raises(UserError, match=r"^--output_addr: the same file is given twice; give each output its own file"):
+    with pytest.raises(UserError, match=r"^--output_addr: the same file appears twice; each output needs its own file"):
         baselines.main([*common, *pair[:-1], pair[-2]])
-    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give the same number of each"):
+    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: pass the same number of each"):
         planpers.main([*common, *pair, "--unranked", "--plans_addr", str(datasets / "a.json")])
-    with pytest.raises(UserError, match=r"^--method: give only one --inputs_addr and one --output_addr"):
+    with pytest.raises(UserError, match=r"^--method: takes only one --inputs_addr and one --output_addr"):
         baselines.main([*common, *pair, "--method", "best_of_n"])
     other = [{**record, "task": "LaMP-1"} for record in json.loads((datasets / "b.json").read_text())]
     (datasets / "b.json").write_text(json.dumps(other))

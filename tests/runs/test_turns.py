@@ -263,7 +263,7 @@ def test_a_stop_that_the_server_ignores_ends_the_reply(runs, reply, expected, ca
 def test_a_wrong_stop_names_its_line(runs, stop, message, capsys):
     runs.write(f'async def answer(record, ask):\n    return await ask("none", stop={stop})\n')
     runs.run(code=1)
-    assert f"line 2: ValueError: ask: stop is {message}; give a list of texts" in capsys.readouterr().err
+    assert f"line 2: ValueError: ask: stop is {message}; it must be a list of texts" in capsys.readouterr().err
 
 
 @pytest.mark.engine

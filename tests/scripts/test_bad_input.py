@@ -270,7 +270,7 @@ def swapped(make):
     return damage
 
 
-NOT_REGULAR = "is a pipe or a device; give a regular file"
+NOT_REGULAR = "is a pipe or a device; use a regular file"
 NO_FORM = "not a score file|must be a non-empty object|Expected `object`|Object missing required field `evaluators`"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
@@ -282,7 +282,7 @@ FILE_DAMAGES = {
     "cut short": (replaced(lambda content: content[:-20]), r"the JSON ends early at line \d+, column \d+"),
     "trailing garbage": (replaced(lambda content: content + b"]"), r"more than one JSON value \(line \d+"),
     "Python's quotes": (replaced(lambda content: content.replace(b'"', b"'")), "not JSON: "),
-    "CSV": (replaced(b"id,answer\nq1,Yes.\n"), "looks like CSV; give JSON"),
+    "CSV": (replaced(b"id,answer\nq1,Yes.\n"), "looks like CSV; use a JSON file"),
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
     "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
     "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
@@ -291,7 +291,7 @@ FILE_DAMAGES = {
     "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: found 1,|found a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
-    "a folder": (swapped(Path.mkdir), "is a folder; give the file"),
+    "a folder": (swapped(Path.mkdir), "is a folder; pass the file"),
     "a pipe": (swapped(os.mkfifo), NOT_REGULAR),
     "/dev/null": (swapped(lambda path: path.symlink_to("/dev/null")), NOT_REGULAR),
     "a link to itself": (swapped(lambda path: path.symlink_to(path.name)), "cannot be read: Too many levels of"),
@@ -532,7 +532,7 @@ def test_an_unreadable_file(folder, server, capsys, command, name):
 
 NO_PLACES = {
     "data.json/out.json": "data.json/out.json(.plans.json)?: cannot be written: (Not a directory|File exists)",
-    "prompts": "prompts: is a folder; give a file",
+    "prompts": "prompts: is a folder; choose a file name",
     "long" * 64: "(long)+(.plans.json)?: cannot be written: File name too long",
 }
 
@@ -568,7 +568,7 @@ def input_cases():
 def test_an_output_that_is_an_input(folder, server, capsys, command, name):
     (folder / "link.json").symlink_to(inputs_of(command)[0])
     given = COMMANDS[command].replace(OUTPUTS[command], f"prompts/../{name}")
-    refuse(folder, f"{given} --overwrite", server.url, capsys, f"prompts/../{name}: is also an input; give ")
+    refuse(folder, f"{given} --overwrite", server.url, capsys, f"prompts/../{name}: is also an input; choose ")
 
 
 # Damages to manifests
@@ -674,7 +674,7 @@ def test_a_name_that_is_not_utf_8(folder, capsys, script):
     with pytest.raises(SystemExit) as left:
         load(script).main(["--some_flag", "odd_\udcff.json"])
     assert left.value.code == 2
-    message = "error: 'odd_\\udcff.json' is not UTF-8; rename the file, or give another name\n"
+    message = "error: 'odd_\\udcff.json' is not UTF-8; rename the file, or use another name\n"
     assert capsys.readouterr().err == message
 
 

@@ -252,7 +252,7 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
     assert message in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
     assert f"5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     run(flags, output, "--max_retries", 1)  # message of a run that has nothing to do
-    assert capsys.readouterr() == (f"{output}: already finished, left alone\n", message)
+    assert capsys.readouterr() == (f"{output}: already finished; skipped\n", message)
     server.reply, num_requests = lambda request: answer("Yes."), len(server.requests)
     assert sum(sample["output"] is None for [sample] in run(flags, output, "--max_retries", 2).values()) == 2
     assert len(server.requests) - num_requests == 5  # a refusal is stored
@@ -293,7 +293,7 @@ def test_truncated_answer_is_kept_and_flagged(server, flags, output, capsys):
         (
             Reply("10000 tokens", status=400, code="context_length_exceeded"),
             "refuses a prompt because it is too long: 10000 tokens\n"
-            "  give the real limit as --max_model_len, or a smaller --max_tokens",
+            "  set --max_model_len to the real limit, or lower --max_tokens",
         ),
     ],
 )

@@ -200,7 +200,7 @@ def test_systems_judged_together_are_scored_like_single_ones(judging, capsys):
     capsys.readouterr()
     judging.run(None, systems, "--score_addr", *together)
     assert together[1].read_bytes() == lost and len(judging.server.requests) == num_requests
-    assert capsys.readouterr().out.count("already finished, left alone") == 2
+    assert capsys.readouterr().out.count("already finished; skipped") == 2
 
 
 def test_only_the_first_response_is_judged(judging, capsys):
@@ -255,8 +255,8 @@ def test_system_flags_that_do_not_match(judging):
     judging.data(1)
     answers, scores = judging.responses("a", q1="text"), judging.folder / "out/scores.json"
     for files, message in [
-        ([scores], "2 --response_addr, 1 --score_addr: give the same number"),
-        ([scores, f"{scores.parent}/./scores.json"], "--score_addr: the same file is given twice"),
+        ([scores], "2 --response_addr, 1 --score_addr: pass the same number"),
+        ([scores, f"{scores.parent}/./scores.json"], "--score_addr: the same file appears twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
             judging.run(None, [answers] * 2, "--score_addr", *files)

@@ -325,7 +325,7 @@ def test_a_planner_of_the_reference_form_passes_its_text_on_unchanged(opened, tr
     answers = run(given, again, "--limit", 2, "--num_contexts", 2, *imported)
     assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
     message = refusal([*given, "--planner_target", "paper"], output.with_name("other.json"), *imported)
-    assert message == f"--planner_target paper: {plans_path(output)} was made with reference; leave the flag out"
+    assert message == f"--planner_target paper: {plans_path(output)} was made with reference; remove the flag"
 
 
 @pytest.mark.parametrize("target", ["reference", "paper"])
@@ -587,10 +587,10 @@ def test_answers_are_made_again_if_the_plans_file_changed(server, api, output, t
 def test_plans_that_would_replace_an_input(server, opened, local, api, tmp_path):
     data = write_json(tmp_path / "answers.json.plans.json", [make_question(1)])
     said = refusal(local, tmp_path / "answers.json", "--overwrite", data=data)
-    assert said.endswith("answers.json.plans.json: is also an input; give another output path")
+    assert said.endswith("answers.json.plans.json: is also an input; choose another output path")
     plans = write_plans(tmp_path / "given.json.plans.json")
     said = refusal([*api, "--plans_addr", plans], tmp_path / "." / "given.json", "--overwrite")
-    assert said.endswith("given.json.plans.json: is also an input; give another output path")
+    assert said.endswith("given.json.plans.json: is also an input; choose another output path")
     assert json.loads(data.read_text()) == [make_question(1)] and opened.events == server.requests == []
 
 
@@ -644,7 +644,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
 def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local, output, capsys):
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
     plans, planner, answers, generator, assumed, total, *_ = capsys.readouterr().out.splitlines()
-    assert [plans, answers] == [f"{path}: 26 of 26 {unit} to request" for path, unit in (
+    assert [plans, answers] == [f"{path}: 26 of 26 {unit} still need requests" for path, unit in (
         (f"{output}.plans.json", "plans"), (output, "answers"))]  # fmt: skip
     shared = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
     planned = re.fullmatch(f"  planner: {shared}512 tokens per output, 104 requests with retries", planner)[1]

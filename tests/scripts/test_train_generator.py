@@ -112,7 +112,7 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     assert {key: samples[0]["output"] for key, samples in read_json(answers).items()} == targets
     manifest = read_json(Path(f"{answers}.manifest.json"))
     assert manifest["settings"]["fusion"] == fusion and manifest["settings"]["num_beams"] == 4
-    assert "already finished, left alone" in answer(warm, *words)
+    assert "already finished; skipped" in answer(warm, *words)
 
 
 def test_what_is_kept_of_a_run(by_heart):
@@ -258,7 +258,7 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data
     for name in ("best", "checkpoint-6"):
         resumed, wanted = (folder / name / "model.safetensors" for folder in (tmp_path / "generator", uninterrupted))
         assert resumed.read_bytes() == wanted.read_bytes()
-    assert "already finished, left alone" in learn(warm, flags)
+    assert "already finished; skipped" in learn(warm, flags)
 
 
 def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
@@ -267,7 +267,7 @@ def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
     printed = learn(warm, flags)
     assert len(figures_of(tmp_path / "generator", "loss")) == 3 * 2  # three epochs: the first, and two no better
     assert "6 steps; best is checkpoint-2" in printed
-    assert "already finished, left alone" in learn(warm, flags)
+    assert "already finished; skipped" in learn(warm, flags)
 
 
 # Scores of the epochs, of two steps each. The run is killed once, in the fourth epoch.
@@ -301,7 +301,7 @@ def test_best_and_patience_of_a_resumed_run(data, warm, tmp_path):
     assert "10 steps; best is checkpoint-6, validation rouge-1 0.3000" in run.printed, run.errors
     assert {path.name for path in output.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-10"}
     assert (output / "best").readlink() == Path("checkpoint-6")
-    assert "already finished, left alone" in learn(warm, flags)
+    assert "already finished; skipped" in learn(warm, flags)
 
 
 @pytest.mark.slow
@@ -355,13 +355,13 @@ def test_from_training_to_the_table(data, warm, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
+        ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; use a chat model"),
         ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: only for encoder-dec"),
         ({"model_addr": "{data}/chat"}, "not an encoder-decoder such as .*\n  --lora_rank 16 fine-tunes a chat model"),
         ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
         (
             {"lora_rank": 8, "max_target_length": 10**6, "model_addr": "{data}/chat"},
-            "--max_target_length 1000000 leaves no room .*\n  give a smaller --max_target_length$",
+            "--max_target_length 1000000 leaves no room .*\n  lower --max_target_length$",
         ),
         ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references to learn from"),
         ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
@@ -439,7 +439,7 @@ def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
     window, engine = engine_of(data, monkeypatch)
     monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
     request = engine.complete("t5", window.chat.render_reply("How to"), POLICY.sampling(("q",), 0))
-    with pytest.raises(UserError, match=r"memory: 1 prompt with 4 beams, on .*\n  give a smaller --max_model_len"):
+    with pytest.raises(UserError, match=r"memory: 1 prompt with 4 beams, on .*\n  lower --max_model_len"):
         asyncio.run(request)
 
 
@@ -570,7 +570,7 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
     files = ["--inputs_addr", str(data / f"{name}_dev.json"), "--output_addr", str(tmp_path / "a.json")]
     for model, task in ((uninterrupted, "LaMP-4"), (adapter[0], "LaMP-3")):
         if task != name:
-            refused = rf"-\d+: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}; give a generator for {name}"
+            refused = rf"-\d+: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}; use a generator for {name}"
             with pytest.raises(UserError, match=refused):
                 baselines.main(["--model_addr", str(model / "best"), *files])
 

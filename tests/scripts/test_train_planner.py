@@ -307,8 +307,8 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     before = listing(folder)
     for flags in ([], ["--no-resume"]):
         assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
-            f"{folder}: a run with other settings: seed: 0, now 1\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
+            f"{folder}: holds a run with other settings: seed: 0, now 1\n"
+            "  choose another --output_dir, or add --overwrite to delete its checkpoints and start over"
         )
     assert listing(folder) == before
     other = folder.with_name("other")
@@ -316,7 +316,7 @@ def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_
     (other / "checkpoint-250/pytorch_model.bin").write_bytes(b"somebody's")
     for flags in ([], ["--no-resume"], ["--overwrite"]):
         message = refusal(reopen, other, *flags)
-        assert message == f"{other}: holds checkpoints of another program; give another --output_dir"
+        assert message == f"{other}: holds checkpoints of another program; choose another --output_dir"
     assert (other / "checkpoint-250/pytorch_model.bin").read_bytes() == b"somebody's"
 
 
@@ -390,7 +390,7 @@ REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "tracker": (["--report_to", "no such thing"], "--report_to no such thing: not installed, or unknown to transform"),
     "dropout": (["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
     "target": (["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
-    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; give the base"),
+    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; pass the base"),
     "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or incomplete"),
     "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model supports at most 4096"),
     "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
@@ -463,7 +463,7 @@ def test_each_title_is_one_line_and_questions_without_titles_are_skipped(chat, p
     (example,) = build_examples(TASK, records, "f", prompt, chat, args)
     assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nFood{END}"
     message = refusal(build_examples, TASK, records[:1], "train.json", prompt, chat, args)
-    assert message == "train.json: no question has aspects in its rubric; there is nothing to train on"
+    assert message == "train.json: no question has aspects in its rubric to train on"
 
 
 def test_plans_are_scored_by_the_share_of_the_titles_that_they_have():

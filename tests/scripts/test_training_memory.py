@@ -138,4 +138,4 @@ def test_finished_training_keeps_weights_but_no_optimizer_states(kind, data, war
     # If a run was killed before it deleted them, the same command does so.
     (output / "best/optimizer.pt").write_bytes(b"left")
     run = warm.run(SCRIPTS[kind], flags_of(data, output, kind))
-    assert "already finished, left alone" in run.printed and not (output / "best/optimizer.pt").exists()
+    assert "already finished; skipped" in run.printed and not (output / "best/optimizer.pt").exists()

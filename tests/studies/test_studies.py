@@ -184,9 +184,12 @@ def test_methods_that_a_study_does_not_know_are_refused_before_it_begins(tmp_pat
     for path in ("mine.py", "a/mine.py"):
         (tmp_path / path).write_text("")
     for methods, message in (
-        ("none mine", "METHODS: mine: unknown; give the file of a method (mine.py), or some of: none "),
+        ("none mine", "METHODS: mine: unknown; use a Python file (mine.py), or some of: none "),
         ("none no/such.py", "METHODS: no/such.py: no such file\n"),
-        (f"none {tmp_path}/rag.py", f"METHODS: {tmp_path}/rag.py: a method here is called rag; give the file another"),
+        (
+            f"none {tmp_path}/rag.py",
+            f"METHODS: {tmp_path}/rag.py: rag is the name of an included method",
+        ),
         (f"{tmp_path}/mine.py {tmp_path}/a/mine.py", "METHODS: two are called mine\n"),
         ("", "METHODS is empty; give some of: none "),
     ):
@@ -277,7 +280,7 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
             (tmp_path / name).write_text("")
         done = study("rl", METHOD=tmp_path / name, OUT=tmp_path / "x")
         assert done.returncode == 2 and done.stderr.startswith(f"error: METHOD={tmp_path}/{name}: ")
-    assert study("rl", OUT=tmp_path / "x").stderr.startswith("error: METHOD=: give the file of a method")
+    assert study("rl", OUT=tmp_path / "x").stderr.startswith("error: METHOD=: must be the file of a method")
 
 
 @pytest.mark.slow
@@ -378,7 +381,7 @@ def test_a_dry_run_counts_what_the_run_asks(small, server, tmp_path):
     assert (least, most) == pytest.approx((tokens / 1e6, tokens / 1e6 + 4 * 2048 * 1000 / 1e6), abs=1e-4)
     before, number = outputs(tmp_path / "out"), len(server.requests)
     again = study("table2", **small)
-    assert again.stdout.count("already finished, left alone") == 2
+    assert again.stdout.count("already finished; skipped") == 2
     assert len(server.requests) == number and outputs(tmp_path / "out") == before
 
 
@@ -419,7 +422,7 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
     again = study("table2", **small)
     assert again.returncode == 0, again.stderr
     # Rankings, the planner, plans, answers and scores.
-    assert again.stdout.count("already finished, left alone") == 4 + 1 + 1 + 4 + 4
+    assert again.stdout.count("already finished; skipped") == 4 + 1 + 1 + 4 + 4
     assert len(server.requests) == requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/tiny/test/table2.md").read_text() == table
 
@@ -572,7 +575,7 @@ def test_dpo_shares_the_first_samples_and_nothing_else_with_offline_rl(commands_
         table = commands[-1][1]
         assert table["system"][-1][0] == {"sft": "Offline RL", "dpo": "DPO"}[objective]
     assert len(made[0]) == len(made[1]) and not made[0] & made[1]
-    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: give sft or dpo\n"
+    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: must be sft or dpo\n"
 
 
 def test_the_planners_flags_are_not_the_policies(commands_of):
@@ -626,7 +629,7 @@ def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
         UserError, match=rf"1\.json: was made with other settings: drawn: questions_per_round: {size}, now 2"
     ):
         draw(1, 2)
-    with pytest.raises(UserError, match=f"has {len(ids)} questions; give no more than that"):
+    with pytest.raises(UserError, match=f"has only {len(ids)} questions"):
         draw(3, len(ids) + 1)
 
 

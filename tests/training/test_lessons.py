@@ -126,7 +126,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     sent = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
     lessons, left_out = lessons_of(args, TASK, RECORDS, prompt)
-    assert len(lessons) == 3 and left_out == [f"{len(RECORDS) - 3} questions left out: nothing to learn"]
+    assert len(lessons) == 3 and left_out == [f"{len(RECORDS) - 3} questions skipped: no target text"]
     for lesson in lessons:
         posts = TASK.join(TASK.best_items(lesson.record, 10))
         assert prompt.messages(profile=posts, **lesson.values) in sent
@@ -251,8 +251,8 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
     train_dry(tmp_path, *more, *(["--worst_addr", tmp_path / "worst.json"] if objective == "dpo" else []))
     num_cut, printed = 3 if objective == "dpo" else 2, capsys.readouterr().out
     assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed
-    assert "\n  1 question left out: nothing to learn\n" in printed
-    assert f"\n  {num_cut} questions left out: the text was cut, or exceeds --max_target_length" in printed
+    assert "\n  1 question skipped: no target text\n" in printed
+    assert f"\n  {num_cut} questions skipped: the text was cut, or exceeds --max_target_length" in printed
 
 
 def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_path, capsys):
@@ -274,14 +274,14 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
         (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
         (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
         (["--objective", "distill"], "--objective distill: needs --response_addr"),
-        (["--objective", "distill", "--response_addr", "r", "--validation_addr", "v"], "only a training on references"),
+        (["--objective", "distill", "--response_addr", "r", "--validation_addr", "v"], "only training on references"),
         (["--prompt", "feedback"], "--prompt: needs --target_addr"),
         (
             ["--objective", "distill", "--response_addr", "{samples}", "--per_device_train_batch_size", "2"],
             "must be 1 with --objective distill",
         ),
         (["--target_addr", "a", "--prompt", "nothing"], "the prompts of LaMP-QA are none, rag, planner"),
-        ([], "LaMP-QA has no references to learn from\n  give responses to learn as --target_addr"),
+        ([], "LaMP-QA has no references to learn from\n  pass responses to learn as --target_addr"),
     ],
 )
 def test_flags_that_do_not_go_together(tmp_path, words, problem):
@@ -310,7 +310,7 @@ def test_a_missing_file_is_named(tmp_path, words):
 
 def test_a_training_on_no_question_is_refused(tmp_path):
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
-    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions left out: nothing to learn"
+    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions skipped: no target text"
     with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 
@@ -343,9 +343,9 @@ def test_samples_of_another_model_or_prompt_are_not_taken_for_ones_own(tmp_path,
     path = write_samples(tmp_path, model="another", arguments={"temperature": 0.5, "top_k": 20})
     assert train_dry(tmp_path, "--objective", "distill", "--response_addr", path) == 0
     said = capsys.readouterr().err
-    assert "samples.json: has calls of another, and the training begins with sha256:" in said
+    assert "samples.json: has calls of another, but the training starts from sha256:" in said
     assert "samples.json: sampled with --top_k 20 and --temperature 0.5, but training uses the full" in said
-    for settings, problem in (({"num_contexts": 3}, "was sampled with 3 posts, not 10\n  give --num_contexts 3"),
+    for settings, problem in (({"num_contexts": 3}, "was sampled with 3 posts, not 10\n  use --num_contexts 3"),
                               ({"prompt": {"rag": "0"}}, "was sampled with another rag prompt")):  # fmt: skip
         with pytest.raises(UserError, match=problem):
             train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path, **settings))
@@ -395,7 +395,7 @@ def test_a_cut_sample_is_learnt_without_the_end_of_a_turn(tmp_path):
 def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
     assert train_dry(tmp_path, "--objective", "distill", "--response_addr", write_samples(tmp_path)) == 0
     printed = capsys.readouterr().out
-    assert "0 questions left out: the profile has text that only the scorer may see" in printed
+    assert "0 questions skipped: the profile has text that only the scorer may see" in printed
     assert "= 32 samples per step; 1 step per epoch" in printed
     assert "GB of weights per GPU, plus activations" in printed
     assert not (tmp_path / "out").exists()
@@ -403,7 +403,7 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
 
 def test_a_training_at_rate_0_is_refused(tmp_path):
     samples = write_samples(tmp_path)
-    problem = r"0 in every step: --learning_rate 0.0, 1 step, 0 of them warm-up\n  give a higher rate, less warm-up or"
+    problem = r"0 in every step: --learning_rate 0.0, 1 step, 0 of them warm-up\n  use a higher rate, less warm-up or"
     with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--objective", "distill", "--response_addr", samples, "--learning_rate", 0)
 
@@ -477,7 +477,7 @@ def test_swapped_scores_are_refused(tmp_path, select):
         first = one.read_bytes()
         one.write_bytes(two.read_bytes())
         two.write_bytes(first)
-    with pytest.raises(UserError, match=r"one\.json: has scores of .*/two, not of .*/one\n  give both in"):
+    with pytest.raises(UserError, match=r"one\.json: has scores of .*/two, not of .*/one\n  list both in"):
         select("one", "two")
 
 

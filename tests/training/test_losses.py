@@ -164,8 +164,8 @@ def test_leaking_profiles_are_left_out():
     ids = [records[0]["id"], records[3]["id"]]
     assert [lesson.record["id"] for lesson in lessons] == [ids[0], ids[0], ids[1], ids[1]]
     assert [(lesson.target, lesson.is_cut) for lesson in lessons[:2]] == [("a", False), ("b", True)]
-    assert empty == "2 samples left out: without the text that the model wrote (raw)"
-    assert left_out.startswith("2 questions left out") and records[1]["id"] in left_out
+    assert empty == "2 samples skipped: no field 'raw' with the text that the model wrote"
+    assert left_out.startswith("2 questions skipped") and records[1]["id"] in left_out
     for lesson in lessons:
         for aspect in lesson.record["rubric_aspects"]:
             assert f"- {aspect['aspect']}: {aspect['reason']}" in lesson.notes.split("\n")

@@ -258,7 +258,7 @@ def test_a_killed_training_starts_over_to_the_same_bytes(warm, world):
     [expected, again] = [(world.path(name) / "ranker.safetensors").read_bytes() for name in ("ranker", "killed")]
     assert again == expected
     done = warm.run("utils/train_ranker.py", flags)
-    assert done.returncode == 0 and "already finished, left alone" in done.printed
+    assert done.returncode == 0 and "already finished; skipped" in done.printed
     names = ["ranker.safetensors", "ranker.safetensors.manifest.json"]
     assert sorted(path.name for path in world.path("killed").iterdir()) == names
 
@@ -304,7 +304,7 @@ def test_questions_of_the_training_are_refused(world):
 
 
 def test_a_missing_ranker_or_one_of_other_settings_is_refused(world):
-    with pytest.raises(UserError, match=r"x: has no ranker\.safetensors, or it was changed since; give a folder of"):
+    with pytest.raises(UserError, match=r"x: has no ranker\.safetensors, or it was changed since; use a folder of"):
         world.select("test", "x")
     with pytest.raises(UserError, match=r'ranker\.safetensors: was made with other settings: vectors: "xuy", now "y"'):
         world.train("train", "--inputs", "y")

@@ -22,7 +22,7 @@ from test_planner_training import ROOT, TWO
 from tiny_chat import save_tiny_chat
 
 from utils import combine_scores
-from utils.base.errors import UserError, named, quote
+from utils.base.errors import UserError, count_plural, quote
 from utils.base.manifest import file_hash, read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
@@ -278,7 +278,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     scores = copy / sampled[1].name
     examples, notes = examples_of(folder, trace, scores)
     kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
-    assert len(kept) != len(examples) or "left out: 1 call cut off" not in notes
+    assert len(kept) != len(examples) or "skipped: 1 call cut off" not in notes
     assert not any("cut off" in note for note in notes_kept)
     for length, left in ((8, 0), (200, len(kept))):
         fitting, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
@@ -287,7 +287,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     content["per_question_scores"][0]["samples"][1] = None
     rounds.rewrite(scores, json.dumps(content))
     _, notes = examples_of(folder, trace, scores)
-    assert "left out: 1 sample without a verdict" in notes
+    assert "skipped: 1 sample without a verdict" in notes
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
 )  # fmt: skip
 def test_why_a_question_has_no_advantages(scores, searched, what):
     assert (relative_scores(scores) if searched is None else relative_to_no_search(scores, searched)) == {}
-    assert named(1, why_no_advantages(scores, searched)) == what
+    assert count_plural(1, why_no_advantages(scores, searched)) == what
 
 
 def test_each_reason_of_a_question_without_advantages_is_counted_by_itself(folder, sampled, changed):
@@ -324,15 +324,15 @@ def test_each_reason_of_a_question_without_advantages_is_counted_by_itself(folde
     rounds.rewrite(scores, json.dumps(content | {"num_unanswered": 0}))
     _, notes = examples_of(folder, trace, scores)
     assert notes[:2] == [
-        "left out: 1 question with fewer than two scored samples",
-        "left out: 1 question whose samples have equal scores",
+        "skipped: 1 question with fewer than two scored samples",
+        "skipped: 1 question whose samples have equal scores",
     ]
     lines = [line for line in map(json.loads, trace.open()) if "search" not in line]
     rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
     _, notes = examples_of(folder, trace, scores, advantage="pr2")
     assert notes[:2] == [
-        "left out: 1 question with fewer than two scored samples",
-        "left out: 9 questions without exactly one scored sample that did not search",
+        "skipped: 1 question with fewer than two scored samples",
+        "skipped: 9 questions without exactly one scored sample that did not search",
     ]
 
 
@@ -346,7 +346,7 @@ def test_an_empty_text_that_a_stop_ended_is_not_too_long(folder, sampled, change
 
     examples, notes = examples_of(folder, *changed(empty), keep_cut=True)
     left = len(every) - len(examples)
-    assert left > 3 and f"left out: {left} calls with an empty text that a stop or the token limit ended" in notes
+    assert left > 3 and f"skipped: {left} calls with an empty text that a stop or the token limit ended" in notes
     assert not any("too long" in note for note in notes)
 
 
@@ -409,8 +409,8 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     examples, notes = examples_of(folder, *trace, keep_cut=True)
     greedy = len(known) - len(examples)
     assert greedy > 3 and {example.temperature for example in examples} == {1.0}
-    assert f"left out: {greedy} calls at temperature 0 (greedy, not sampled)" in notes
-    assert f"{len(examples)} calls at the model's default temperature, taken as 1; give --temperature" in notes
+    assert f"skipped: {greedy} calls at temperature 0 (greedy, not sampled)" in notes
+    assert f"{len(examples)} calls at the model's default temperature, taken as 1; sample with --temperature 1" in notes
 
 
 WHOLE = "but training uses the full distribution; to match, sample without"
@@ -428,7 +428,7 @@ WHOLE = "but training uses the full distribution; to match, sample without"
          f"frequency_penalty 0.5 and repetition_penalty 1.1, {WHOLE} them"),
         ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
         # `--top_p default` may be below 1, by the model's generation_config.json.
-        ({"top_p": None}, "the model's default top_p, taken as 1; give --top_p 1"),
+        ({"top_p": None}, "the model's default top_p, taken as 1; sample with --top_p 1"),
     ],
 )  # fmt: skip
 def test_sampling_from_a_part_of_the_vocabulary_is_told(changed, capsys, arguments, told):
@@ -454,7 +454,7 @@ def with_prompt(folder, examples):
 def test_a_call_that_all_samples_share_is_not_learnt(folder, sampled, changed):
     """Its advantages sum to 0; nor does it count among the tokens that divide the loss."""
     examples, notes = examples_of(folder, *changed(lambda line: share(line, 0, 1, 2, 3)))
-    assert examples == [] and "left out: 1 call that samples share, whose advantages sum to 0" in notes
+    assert examples == [] and "skipped: 1 call that samples share, whose advantages sum to 0" in notes
     others, _ = examples_of(folder, *sampled, role="other")
     assert len(examples_of(folder, *changed(lambda line: share(line, 0, 1, 2, 3)), role="other")[0]) == len(others) > 4
 

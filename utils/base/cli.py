@@ -114,8 +114,8 @@ class FlagParser(argparse.ArgumentParser):
             given = [flag for flag in flags if flag in self._given]
             if given and when(parsed):
                 verb, them = ("has", given[0]) if len(given) == 1 else ("have", "these flags")
-                leave = f"{remedy}, or leave" if remedy else "leave"
-                message = f"{', '.join(given)}: {verb} no effect {why}\n  {leave} {them} out"
+                remove = f"{remedy}, or remove" if remedy else "remove"
+                message = f"{', '.join(given)}: {verb} no effect {why}\n  {remove} {them}"
                 refusals |= dict.fromkeys(given, message)
         if refusals:
             self.refuse(next(iter(refusals.values())))
@@ -131,7 +131,7 @@ class FlagParser(argparse.ArgumentParser):
         self._given = dict.fromkeys(word.partition("=")[0] for word in words)
         for word in words:
             if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
-                self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
+                self.refuse(f"{word!r} is not UTF-8; rename the file, or use another name")
         try:
             words = list(map(at_home, words))
         except argparse.ArgumentTypeError as error:
@@ -171,7 +171,7 @@ def at_home(word: str) -> str:
     flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
     expanded = os.path.expanduser(path)
     if path.startswith("~") and "/" in path and expanded == path:
-        raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
+        raise argparse.ArgumentTypeError(f"{path}: no such user; if this is a folder, write ./{path}")
     return flag + sign + expanded
 
 
@@ -259,7 +259,7 @@ def price(text: str) -> float:
     value = non_negative_float(text)
     if 0 < value < LEAST_PRICE:
         unit = "prices are in US dollars per million tokens"
-        print(f"note: price {text}: {unit}; if this is the price of one token, give {value * 1e6:g}", file=sys.stderr)
+        print(f"note: price {text}: {unit}; if this is the price of one token, use {value * 1e6:g}", file=sys.stderr)
     return value
 
 
@@ -364,7 +364,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",
         lambda args: not args.openai,
         "without --openai, because the model is local",
-        "give --openai",
+        "add --openai",
     )
 
 
@@ -381,7 +381,7 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, p
     first, second = f"--{prefix}price_in", f"--{prefix}price_out"
     for flags, missing in ((first, second), (f"{second} --{prefix}price_cached", first)):
         is_missing = partial(lambda name, args: vars(args)[name] is None, missing[2:])
-        parser.without_effect(flags, is_missing, f"without {missing}", f"give {missing}")
+        parser.without_effect(flags, is_missing, f"without {missing}", f"add {missing}")
 
 
 def add_sampling_arguments(
@@ -403,7 +403,7 @@ def add_sampling_arguments(
         help="low, medium or high, for an API or a chat template with this variable (default: the model's own)")
     add_template_argument(add)
     add("--max_tokens", type=positive_int, default=max_tokens,
-        help="tokens per output, thoughts included (%(default)s; more for a thinking model)")
+        help="tokens per output, thoughts included (%(default)s; more for a reasoning model)")
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
     add("--seed", type=seed_or_none, default=0, help="sampling seed; `none` sends the API no seed (%(default)s)")
     add("--max_retries", type=non_negative_int, default=3,
@@ -509,7 +509,7 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError if an output is also an input, because --overwrite would replace the input."""
     for path in outputs:
         if os.path.realpath(path) in {os.path.realpath(address) for address in inputs}:
-            raise UserError(f"{path}: is also an input; give another output path")
+            raise UserError(f"{path}: is also an input; choose another output path")
 
 
 def check_same_number(args: argparse.Namespace, *names: str) -> None:
@@ -517,24 +517,24 @@ def check_same_number(args: argparse.Namespace, *names: str) -> None:
     numbers = {name: len(vars(args)[name]) for name in names}
     if len(set(numbers.values())) > 1:
         counts = ", ".join(f"{number} --{name}" for name, number in numbers.items())
-        raise UserError(f"{counts}: give the same number of each")
+        raise UserError(f"{counts}: pass the same number of each")
 
 
 def check_different(flag: str, outputs: list[str]) -> None:
     """Raise UserError if two outputs are the same file."""
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):
-        raise UserError(f"{flag}: the same file is given twice; give each output its own file")
+        raise UserError(f"{flag}: the same file appears twice; each output needs its own file")
 
 
 def check_completions(folder: str, outputs: list[str]) -> None:
     """Raise UserError if --completions is not a folder, or is an output's path."""
     if not folder.strip():
-        raise UserError("--completions: is empty; give a folder")
+        raise UserError("--completions: is empty; pass a folder")
     if os.path.realpath(folder) in map(os.path.realpath, outputs):
-        raise UserError(f"--completions {folder}: is also an output; give another folder")
+        raise UserError(f"--completions {folder}: is also an output; choose another folder")
     if os.path.lexists(folder) and not os.path.isdir(folder):
         what = "a broken link" if os.path.islink(folder) and not os.path.exists(folder) else "not a folder"
-        raise UserError(f"--completions {folder}: is {what}; give another folder")
+        raise UserError(f"--completions {folder}: is {what}; choose another folder")
 
 
 def check_shard(num_shards: int, shard_index: int) -> None:

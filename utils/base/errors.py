@@ -48,14 +48,14 @@ def plural(noun: str) -> str:
     return f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
 
 
-def counted(number: int, noun: str, many: str | None = None) -> str:
-    """Return the number with its noun, such as "1 question" or "2 questions"; `many` is an irregular plural."""
-    return f"{number} {noun if number == 1 else many or plural(noun)}"
+def count_noun(number: int, noun: str, irregular: str | None = None) -> str:
+    """Return the number with its noun, such as "1 question" or "2 questions"; `irregular` is an irregular plural."""
+    return f"{number} {noun if number == 1 else irregular or plural(noun)}"
 
 
-def named(number: int, name: str) -> str:
-    """Return the number with a name given in the plural, such as "1 answer" for "answers", or "1 post cut"."""
-    return f"{number} {re.sub(r'^[a-z]+s( or [a-z]+s)?(?![a-z])', _singular, name) if number == 1 else name}"
+def count_plural(number: int, nouns: str) -> str:
+    """Return the number with a plural noun, made singular for 1: "2 answers", "1 answer", "1 post cut"."""
+    return f"{number} {re.sub(r'^[a-z]+s( or [a-z]+s)?(?![a-z])', _singular, nouns) if number == 1 else nouns}"
 
 
 def _singular(match: re.Match[str]) -> str:
@@ -74,7 +74,7 @@ def printable(text: str) -> str:
 
 
 _RESUME = "finished work is kept, run the same command again to resume"
-_MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
+_MAKE_WRITABLE = "make it writable, or choose another path; finished work is kept"
 AWAY = (errno.EIO, errno.ESTALE)  # a disk or its server fails, perhaps only for a while (exit code 1)
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_RESUME}",
@@ -85,7 +85,7 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EPERM: _MAKE_WRITABLE,
     **dict.fromkeys(
         (errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ENOLCK),
-        "check its disk, or give a path on another one; finished work is kept",
+        "check its disk, or choose a path on another one; finished work is kept",
     ),
     **dict.fromkeys(AWAY, f"check its disk; {_RESUME}"),
 }

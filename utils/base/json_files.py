@@ -27,7 +27,7 @@ def read_json(path: str | Path) -> Any:
         if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
             raise UserError(f"{path}: the JSON ends early at {where}: the file is incomplete") from None
         if CSV_HEADER.match(text):
-            raise UserError(f"{path}: looks like CSV; give JSON") from None
+            raise UserError(f"{path}: looks like CSV; use a JSON file") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {_problem(error)}") from None
@@ -119,10 +119,10 @@ def refuse_workbook(path: str | Path, content: bytes) -> None:
 def check_readable(path: Path) -> None:
     """Raise UserError if a path is a folder, a pipe, or a device."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give the file")
+        raise UserError(f"{path}: is a folder; pass the file")
     if path.exists() and not path.is_file():
         # A pipe can be read only once, and every input is hashed too.
-        raise UserError(f"{path}: is a pipe or a device; give a regular file")
+        raise UserError(f"{path}: is a pipe or a device; use a regular file")
 
 
 def read_bytes(path: str | Path) -> bytes:

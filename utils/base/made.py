@@ -20,7 +20,7 @@ from typing import Any
 
 from utils.base import manifest
 from utils.base.cli import FlagParser
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.manifest import (
     NOT_OURS,
     describe_run,
@@ -73,7 +73,7 @@ class Made:
         """Return the state; UserError for a foreign file without `overwrite`."""
         state, problem = self._look()
         if state is State.FOREIGN and not self.overwrite:
-            raise UserError(f"{self.path}: {problem}\n  give another output, or --overwrite to replace it")
+            raise UserError(f"{self.path}: {problem}\n  choose another output, or add --overwrite to replace it")
         return state
 
     def _look(self) -> tuple[State, str]:
@@ -132,7 +132,7 @@ def publish_together(contents: Mapping[Made, Any], run: dict[str, Any]) -> None:
 
 def say_finished(path: str | Path) -> None:
     """Print that a command has nothing to do for this file or folder."""
-    print(f"{path}: already finished, left alone")
+    print(f"{path}: already finished; skipped")
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
@@ -197,7 +197,7 @@ def refuse_other_source(before: Sequence[str], now: Sequence[str]) -> None:
     """Raise UserError if an output was made from other files than now; the message lacks the output's path."""
     if [*map(os.path.realpath, before)] != [*map(os.path.realpath, now)]:
         problem = f"was made from {', '.join(before)}, not from {', '.join(now)}"
-        raise UserError(f"{problem}\n  give another output, or --overwrite to replace it")
+        raise UserError(f"{problem}\n  choose another output, or add --overwrite to replace it")
 
 
 def keys_hash(keys: Iterable[Key]) -> str:
@@ -324,7 +324,7 @@ class MadeFile(Made):
             if is_known and not made.get("missing") and number > len(self.keys):
                 raise UserError(
                     f"has {number} {self.unit}, but this command makes only {len(self.keys)}\n"
-                    "  give another output, or --overwrite to replace it; completions are kept"
+                    "  choose another output, or add --overwrite to replace it; completions are kept"
                 )
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
@@ -372,8 +372,8 @@ class MadeFile(Made):
             number, usable = self.usable_before_and_now(before)
             self.is_kept = number > usable
         if self.is_kept:
-            problem = f"kept, with its {counted(number, self.noun)}: this run gave {usable} of these"
-            print(f"{self.path}: {problem}\n  --overwrite replaces the file", file=sys.stderr)
+            problem = f"kept with its {count_noun(number, self.noun)}, because this run made only {usable}"
+            print(f"{self.path}: {problem}\n  add --overwrite to replace the file", file=sys.stderr)
             return False
         manifest: dict[str, Any] = {}
         with publishing(self.path, manifest) as staged:
@@ -399,7 +399,7 @@ class MadeFile(Made):
         say_finished(self.path)
         made = read_manifest(self.path)
         if unusable := made.get("unusable"):
-            problem = f"{unusable} of {counted(made['pieces'], self.noun)} unusable"
+            problem = f"{unusable} of {count_noun(made['pieces'], self.noun)} unusable"
             print(f"{self.path}: {problem}{self.again()}", file=sys.stderr)
 
     def failed(self) -> list[Key]:

@@ -168,7 +168,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     except OSError as error:  # a link to itself, or no permission
-        raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or choose another output") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
         return None
     return manifest

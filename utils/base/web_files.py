@@ -93,7 +93,7 @@ def _download(url: str, path: Path) -> None:
             if tries == TRIES:
                 raise failure(
                     f"{shown}: cannot be downloaded: {problem}\n"
-                    "  try again later, or copy the files to this machine and give their folder as --source_dir"
+                    "  try again later, or copy the files to this machine and pass their folder as --source_dir"
                 )
             wait = named or WAIT * 2 ** (tries - 1)
             announce(f"{path.name}: {problem}; retrying in {wait:.0f} s")

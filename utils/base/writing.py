@@ -35,7 +35,7 @@ def check_could_write(path: Path) -> None:
     """Raise UserError if a file surely cannot be written at `path`: a folder, no permission, or a full disk."""
     with as_user_error(path):
         if path.is_dir():
-            raise UserError(f"{path}: is a folder; give a file")
+            raise UserError(f"{path}: is a folder; choose a file name")
         longest = path.with_name(f"{path.name}.manifest.json")
         staged_path(longest).exists()  # fails if the name is too long
         folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
@@ -72,7 +72,7 @@ def sync(file: IO[Any] | int) -> None:
 def check_regular(path: Path) -> None:
     """Raise UserError if a path exists and is not a regular file, because it could not be replaced later."""
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: not a regular file; move it away, or give another output")
+        raise UserError(f"{path}: not a regular file; move it away, or choose another output")
 
 
 def open_appending(path: Path) -> IO[bytes]:
@@ -82,7 +82,7 @@ def open_appending(path: Path) -> IO[bytes]:
     """
     check_regular(path)
     if path.is_symlink():
-        raise UserError(f"{path}: a symbolic link; move it away, or give another output")
+        raise UserError(f"{path}: a symbolic link; move it away, or choose another output")
     return open(path, "a+b", buffering=0)
 
 

@@ -38,5 +38,5 @@ def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
         names[name] = None
     first, *others = names
     if others:
-        raise UserError(f"{where}: has records of {quote(first)} and {quote(others[0])}; give one file per task")
+        raise UserError(f"{where}: has records of {quote(first)} and {quote(others[0])}; use one file per task")
     return tasks()[first]

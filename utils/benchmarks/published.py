@@ -129,7 +129,7 @@ class SharedContexts(OnHub):
         if not (both := folders[0] & folders[1]):
             raise UserError(
                 f"{source.name}: none of its folders has both {names[0]} and {names[1]}\n"
-                f"  give a folder with the files of {self.name} as published on the hub, {self.at}"
+                f"  pass a folder with the files of {self.name} as published on the hub, {self.at}"
             )
         folder = min(both, key=lambda path: (len(path.parts), str(path)))
         questions, contexts = (str(folder / name) for name in names)
@@ -153,7 +153,7 @@ class OnServer(Published):
             raise UserError(
                 f"{source.name}: has no file {self.folder}/{begin}/{begin}_questions.json, "
                 "nor one in a parent folder\n"
-                f"  give a folder with the published files of {self.name}"
+                f"  pass a folder with the published files of {self.name}"
             )
         questions, outputs = (str(places[0] / f"{begin}_{kind}.json") for kind in ("questions", "outputs"))
         is_missing = source.is_folder and outputs not in source.sizes

@@ -1,7 +1,8 @@
 """Ask a model about each post: whether the answer depends on the asker, and what the asker cares about.
 
-The second question is asked only about posts for which the first one's output is true. A request depends only on the
-model, the prompt and the post's text: with more posts, or with other terms for candidates, nothing is asked twice."""
+The second question is asked only about posts that the first one lets pass. A request depends only on the model, the
+prompt and the post's text, so with more posts or other terms for candidates, nothing is requested twice.
+"""
 
 from argparse import Namespace
 from collections import Counter
@@ -43,12 +44,12 @@ ASPECTS_SCHEMA = {
     "required": [_ENOUGH.name, _ASPECTS.name],
     "additionalProperties": False,
 }
-FIGURES = {field.name for field in fields(Fitted)}  # about a prompt's profile; prompts here have none
+FIGURES = {field.name for field in fields(Fitted)}  # of fitted profiles, which the prompts here do not have
 Counts = dict[str, int]
 
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
-    """Read whether a good answer depends on the asker; the value is a boolean. One that max_tokens cut is not read."""
+    """Parse whether a good answer depends on the asker; the value is a boolean. A cut value counts as missing."""
     entry, text = readers.own_object(text, _NEEDS)
     if entry is not None:
         value = _boolean(entry.value)
@@ -62,7 +63,7 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
-    """Read a post's aspects, a list of {"aspect", "evidence", "reason"}; it is empty if the post lacks details."""
+    """Parse a post's aspects, a list of {"aspect", "evidence", "reason"}; it is empty if the post lacks details."""
     entry, text = readers.own_object(readers.keep_commands(text), _ENOUGH, _ASPECTS)
     if entry is None:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
@@ -72,7 +73,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
     if enough is not None and _boolean(enough) is None:
         return _no_boolean(_ENOUGH)
     if not isinstance(listed, list) or not listed:
-        return nothing("aspects is not a list, or is empty, though there are enough details")
+        return nothing("aspects is not a list or is empty, although there are enough details")
     aspects = [_aspect(item) for item in listed]
     if None in aspects:
         return nothing(f"aspect {aspects.index(None)} lacks 'aspect', 'evidence' or 'reason'")
@@ -100,23 +101,23 @@ def _no_boolean(field: Any) -> Parsed:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that is asked about posts."""
+    """A question to ask about posts."""
 
-    step: str  # also the name of its file
+    step: str  # also the name of the file
     prompt: str  # a name for `load_prompt`
     schema: dict[str, Any]
     parse: Parser
-    field: str  # the output's field in the file
+    field: str  # the field in the file that has the parsed output
     unit: str  # plural noun for the outputs
-    describe: Callable[[Any], str]  # from an output, what became of the post
-    stand_in: Any  # an output that lets a post pass (--dry_run)
+    describe: Callable[[Any], str]  # returns what became of a post, from its output
+    stand_in: Any  # an output that lets a post pass, for --dry_run
 
 
 class StepFile(StageFile):
     """The outputs of a question about posts, in the order of the posts: `{id: {field: output, ...}}`."""
 
     def __init__(self, args: Namespace, settings: dict[str, Any], question: Question, posts: "Posts"):
-        """`posts`: the posts to ask about, or the file of the step before, whose outputs say which posts pass."""
+        """`posts`: the posts to ask about, or the file of the earlier step, whose outputs decide which posts pass."""
         super().__init__(str(Path(args.output_dir, f"{question.step}.json")), settings, args)
         self._question, self._posts, self.unit = question, posts, question.unit
         self.stand_in = {"value": question.stand_in}
@@ -128,12 +129,12 @@ class StepFile(StageFile):
         return before if isinstance(before, list) else before.passed()
 
     def passed(self) -> list[Record]:
-        """Return the posts that the outputs let pass."""
+        """Return the posts that pass, according to the outputs."""
         content = self.content()
         return [post for post in self.posts() if content.get(post["id"], {}).get(self._question.field)]
 
     def records(self) -> Iterator[tuple[StageFile, Key, Record]]:
-        return ((self, text_key(post["id"], *asked_of(post).values()), post) for post in self.posts())
+        return ((self, text_key(post["id"], *prompt_values(post).values()), post) for post in self.posts())
 
     def content(self) -> dict[str, Any]:
         return {
@@ -162,8 +163,8 @@ Posts = list[Record] | StepFile
 def stages_of(args: Namespace, script: str, posts: list[Record], first: Question, second: Question) -> list[Stage]:
     """Return the stages that ask both questions about these posts, and write a file for each."""
     model = choose_model(args)
-    asks_first = stage_of(args, script, model, first, posts)
-    return [asks_first, replace(stage_of(args, script, model, second, asks_first.files[0]), after=asks_first)]
+    first_stage = stage_of(args, script, model, first, posts)
+    return [first_stage, replace(stage_of(args, script, model, second, first_stage.files[0]), after=first_stage)]
 
 
 def stage_of(args: Namespace, script: str, model: Model, question: Question, posts: Posts) -> Stage:
@@ -171,15 +172,15 @@ def stage_of(args: Namespace, script: str, model: Model, question: Question, pos
     settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
     file = StepFile(args, settings, question, posts)
 
-    async def ask_it(post: Record, ask: Ask, before: Piece | None = None) -> Piece:
+    async def ask_question(post: Record, ask: Ask, before: Piece | None = None) -> Piece:
         return await ask.record(question.step, parse=question.parse, schema=question.schema)
 
-    task = replace(lampqa.TASK, prompts={question.step: question.prompt}, values=asked_of)
-    return Stage(task, file.records, ask_it, [file], {"generator": model})
+    task = replace(lampqa.TASK, prompts={question.step: question.prompt}, values=prompt_values)
+    return Stage(task, file.records, ask_question, [file], {"generator": model})
 
 
-def asked_of(record: Record) -> dict[str, str]:
-    """Return the values for the prompts of figures 6 and 7, which include the post that no system sees."""
+def prompt_values(record: Record) -> dict[str, str]:
+    """Return the values for the prompts (figures 6 and 7 of the paper), with the post, which no system sees."""
     return {"question": record["question"], "post": record["narrative"]}
 
 

@@ -11,28 +11,28 @@ from typing import Any
 from utils.building.index import PostIndex
 from utils.building.posts import Post
 
-# Limits for reposts; the paper drops none, so both numbers are guesses.
-SHINGLE = 5  # words
-MOST = 0.5  # share of the shorter post's shingles
+# A repost shares many runs of words with another post. The paper drops none, so both numbers are guesses.
+SHINGLE = 5  # words per run
+MOST = 0.5  # share of the shorter post's runs
 SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The conditions for a candidate."""
+    """Which posts are candidates."""
 
-    min_words: int  # in its body, separated by white space
-    min_posts: int  # by its author, before it
-    per_author: int  # at most this many candidates per author: the newest, because they have the longest profiles
+    min_words: int  # in the body, separated by white space
+    min_posts: int  # earlier ones by the author
+    per_author: int  # most candidates per author: the newest ones, because they have the longest profiles
 
 
 def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tuple[list[int], Counter[str]]:
-    """Return the candidates' places in the index, by author and newest first, and counts of dropped posts by reason."""
+    """Return the candidates' places in the index (by author, newest first), and counts by what became of posts."""
     chosen, counts = [], Counter(candidates=0)
     for _, posts in groupby(index.authors_posts(), key=lambda row: row[1]):
         posts = list(posts)
         dates = [date for _, _, date, _, _, is_copy in posts if not is_copy]
-        left = terms.per_author
+        remaining = terms.per_author
         for place, _, date, community, words, is_copy in reversed(posts):
             if is_copy:
                 why = "copies of earlier posts"
@@ -42,10 +42,10 @@ def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tupl
                 why = f"with fewer than {terms.min_words} words"
             elif bisect_left(dates, date) < terms.min_posts:
                 why = f"with fewer than {terms.min_posts} earlier posts by the author"
-            elif left == 0:
+            elif remaining == 0:
                 why = f"over the limit of {terms.per_author} per author"
             else:
-                why, left = "candidates", left - 1
+                why, remaining = "candidates", remaining - 1
                 chosen.append(place)
             counts[why] += 1
     return chosen, counts
@@ -57,10 +57,10 @@ def draw_order(posts: Iterable[Post]) -> list[Post]:
 
 
 def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the profile for a question with this author, date and body, and how many reposts were left out of it.
+    """Return the profile for a question with this author, date and body, and the number of dropped reposts.
 
-    The profile holds the newest `most` of the author's earlier posts, the latest last. A repost, such as
-    the question's first version, would reveal what only the judge may see.
+    The profile has the newest `most` of the author's earlier posts, the latest last. A repost, such as the question's
+    first version, would reveal what only the judge may see.
     """
     words, posts = shingles(body), index.earlier(author, date, most)
     kept = [post for post in posts if not is_repost(words, shingles(post.body))]
@@ -84,7 +84,7 @@ def shingles(text: str) -> set[tuple[str, ...]]:
 
 
 def is_repost(first: set[tuple[str, ...]], second: set[tuple[str, ...]]) -> bool:
-    """Return whether two posts, given by their shingles, share most of the shorter post."""
+    """Return whether two posts share most of the shorter one, by their shingles."""
     return len(first & second) > MOST * min(len(first), len(second))
 
 
@@ -95,7 +95,7 @@ def text_key(record_id: str, *texts: str) -> tuple[str, int]:
 
 
 def split_of(author: str, seed: int, validation_share: float, test_share: float) -> str:
-    """Draw an author's split by a hash of seed and author, so that it does not change when data are added."""
+    """Draw an author's split from a hash of seed and author, so that it stays the same when data are added."""
     digest = hashlib.sha256(f"{seed}:{author}".encode()).digest()
     drawn = int.from_bytes(digest[:8], "big") / 2**64
     if drawn < test_share:

@@ -1,8 +1,8 @@
-"""Check that a model's quotations are in the post. Pure."""
+"""Check that a model's quotations are in the post. No side effects."""
 
 import re
 
-OMISSION = " [...] "  # joins the parts of evidence that leaves out some of the post
+OMISSION = " [...] "  # between the parts of a shortened quotation
 _QUOTES = frozenset("'‘’‚‛′`´\"“”„‟″«»")
 _ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])]")
 
@@ -10,10 +10,10 @@ _ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])
 def find_evidence(evidence: str, post: str) -> tuple[str, str]:
     """Return the post's own words for a quotation, and how they were found.
 
-    "exact": verbatim. "tolerant": except for white space and quotation marks. "shortened": the parts between its
-    ellipses (..., […], [..], . . . and the like) are found in this order, in the tolerant way; the post's words for the
-    parts are joined by `OMISSION`. "nowhere": not found; the words are empty. Except for exact ones, only whole words
-    match: "in" is not found in "within".
+    "exact": verbatim. "tolerant": ignoring white space and quotation marks. "shortened": the parts between the
+    quotation's ellipses (..., […], [..], . . . and the like) are found tolerantly in the post, in this order; the
+    post's words for the parts are joined by `OMISSION`. "nowhere": not found; the words are empty. Except for "exact",
+    only whole words match: "in" is not found in "within".
     """
     evidence = evidence.strip()
     if evidence and evidence in post:
@@ -25,11 +25,11 @@ def find_evidence(evidence: str, post: str) -> tuple[str, str]:
 
 
 def _find_in_order(parts: list[str], post: str) -> list[str]:
-    """Return the post's words for each part that has a word; empty unless each part follows the one before."""
+    """Return the post's words for each part that has a word; empty if a part is missing or out of order."""
     text, places = _simplify(post)
     quoted, begin = [], 0
     for part in (_simplify(part)[0].strip() for part in parts):
-        if not re.search(r"\w", part):  # a full stop is in every post
+        if not re.search(r"\w", part):  # punctuation alone is in every post
             continue
         match = re.compile(rf"(?:\b|(?=\W)){re.escape(part)}(?:\b|(?<=\W))").search(text, begin)
         if match is None:

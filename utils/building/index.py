@@ -1,6 +1,6 @@
-"""An SQLite file of all inputs' questions, which finds an author's earlier ones without holding any in memory.
+"""An SQLite file of the questions in all inputs; it finds an author's earlier ones without loading all into memory.
 
-All inputs are added in one transaction, so a killed run starts over.
+All inputs are added in one transaction, so a run that was killed starts over.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from utils.benchmarks.readers import one_line
 from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
 from utils.building.steps import format_counts
 
-VERSION = 2  # of the posts' content: which fields are kept, and how texts are cleaned
-LAYOUT = 5  # of the file's tables
+VERSION = 2  # of the posts' content: the fields, and how texts are cleaned
+LAYOUT = 5  # version of the file's tables
 _TABLES = """
 CREATE TABLE inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE posts (
@@ -35,25 +35,25 @@ _ORDERS = (
     "CREATE INDEX by_author ON posts (author, date, community, number, words, digest)",
     "CREATE INDEX by_text ON posts (digest, date, community, number)",
 )
-# Of posts with the same body, all but the first are copies. Else a post asked twice, or in two communities, would be in
-# its own asker's profile, and one by two authors could be in two splits.
+# Of posts with the same body, all but the first are copies. Otherwise a post asked twice, or in two communities, would
+# be in its own asker's profile, and a post by two authors could be in two splits.
 _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
-_TWICE = "with a repeated number"  # in the same or another input
+_REPEATED = "with a repeated number"  # in the same or another input
 _REMEDY = "if it is damaged, delete it; the next run reads the posts again"
 _COLUMNS = "community, number, author, date, title, body, licence"
 
 
 class PostIndex:
-    """The index in the file at `path`, which is created if it does not exist."""
+    """The index in the file `path`, which is created if it does not exist."""
 
     def __init__(self, path: Path):
         self._path = path
         check_regular(path)
         if path.is_symlink():  # SQLite would write to the link's target
-            raise UserError(f"{path}: a symbolic link; move it away, or give another --output_dir")
+            raise UserError(f"{path}: a symbolic link; move it away, or choose another --output_dir")
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
@@ -62,22 +62,22 @@ class PostIndex:
             if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
-            problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
+            problem = f"{one_line(str(error))}; move it away, or choose another --output_dir"
             raise UserError(f"{path}: cannot be used as the posts index: {problem}") from None
 
     def close(self) -> None:
         self._file.close()
 
     def fill(self, paths: Sequence[Path]) -> None:
-        """Fill the file with exactly these inputs' posts, in this order; do nothing if it has them already."""
+        """Fill the file with exactly these inputs' posts, in this order; do nothing if it already has them."""
         wanted = [_identity(path) for path in paths]
         if (identities := self._identities()) == wanted:
             return
         if identities:
             announce(f"{self._path}: was made from other inputs; rebuilding it")
-        with self._telling():
+        with self._reporting_errors():
             self._clear()
-        with self._telling(), self._file:  # rolls back after an error
+        with self._reporting_errors(), self._file:  # rolls back after an error
             self._file.execute("BEGIN")
             for place, path in enumerate(paths):
                 announce(f"reading {path}")
@@ -90,7 +90,7 @@ class PostIndex:
                 self._file.execute(order)
 
     def identity(self) -> list[Any]:
-        """Return a value that differs if any input, or the version of the posts' content, differs."""
+        """Return a value that changes with any input and with the version of the posts' content."""
         return [VERSION, *self._identities()]
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -126,8 +126,8 @@ class PostIndex:
         return [Post(*row) for row in rows][::-1]
 
     def _rows(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:
-        with self._telling():
-            for row in self._file.execute(query, values):  # noqa: UP028 (that closes the cursor, maybe after the file)
+        with self._reporting_errors():
+            for row in self._file.execute(query, values):  # noqa: UP028 (`yield from` may close the cursor after the file)
                 yield row
 
     def _identities(self) -> list[list[Any]]:
@@ -140,11 +140,11 @@ class PostIndex:
 
     def _clear(self) -> None:
         drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts;"
-        # The version marks the file as ours; in one transaction, a killed run leaves tables and version or neither.
+        # The version marks the file as ours. In one transaction, so a killed run leaves tables and version, or neither.
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
     def _add(self, path: Path) -> dict[str, int]:
-        """Add an input's posts, and return counts of kept and dropped ones."""
+        """Add an input's posts, and return the counts of kept and dropped posts."""
         counts: Counter[str] = Counter(questions=0)
         posts = read_sepqa(path, counts) if path.suffix == ".jsonl" else read_dump(path, _read_users(path), counts)
         for post in posts:
@@ -153,15 +153,15 @@ class PostIndex:
                 "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*astuple(post), len(words), digest(words)),
             ).rowcount
-            counts["questions" if added else _TWICE] += 1
-        if not counts["questions"] and not counts[_TWICE]:
+            counts["questions" if added else _REPEATED] += 1
+        if not counts["questions"] and not counts[_REPEATED]:
             raise UserError(
-                f"{path}: has no question with title, author and date; give a dump's Posts.xml, or SE-PQA's *.jsonl"
+                f"{path}: has no question with title, author and date; use a dump's Posts.xml, or SE-PQA's *.jsonl"
             )
         return dict(counts)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _reporting_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.ProgrammingError:
@@ -171,12 +171,12 @@ class PostIndex:
 
 
 def digest(words: list[str]) -> bytes | None:
-    """Return a hash of a body's words, None without words."""
+    """Return a hash of a body's words; None if it has none."""
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
 
 
 def _read_users(path: Path) -> dict[int, User]:
-    """Return the users of a dump by number; empty, with a note, without its Users.xml."""
+    """Return the users of a dump by number; without its Users.xml, print a note and return none."""
     if (beside := users_of(path)).is_file():
         return dict(read_users(beside))
     announce(f"note: {beside}: no such file; authors of this community cannot be matched with other communities")
@@ -189,9 +189,9 @@ def users_of(path: Path) -> Path:
 
 
 def _identity(path: Path) -> list[Any]:
-    """Return an input's name, sizes and modification times, which identify it; hashing would take too long."""
+    """Return an input's name, sizes and modification times as its identity, because hashing would take too long."""
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
+        raise UserError(f"{path}: is a folder; pass the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
     if not path.exists():
         raise UserError(f"{path}: no such file")
     try:

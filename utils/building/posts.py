@@ -19,30 +19,32 @@ from utils.base.json_files import read_lines
 from utils.benchmarks.readers import one_line, writable
 
 NETWORK = ".stackexchange.com"  # suffix of dumps' folder names, after the community's name
-# The licence's version by a post's date, for older dumps, which don't name it.
+# The licence's version by a post's date, for older dumps, which do not name it.
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
-# Tags after which a line ends; the sites' own markup has a line break there, and is not changed.
+# Tags after which a line ends, unless the markup has a line break there, as the sites' own markup does.
 _LINE_ENDS = re.compile(
     r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
 )
 _BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
-_ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # tags whose text is removed or marked
-# References to control characters and the like, which XML forbids and parsers refuse, but which real dumps contain.
+_ALTERED = re.compile(
+    r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE
+)  # tags whose text is removed or gets a sign
+# References to characters that XML forbids (control characters and the like), but that real dumps contain.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
-_SHIFTED = {"sup": "^", "sub": "_"}  # by tag, the sign put before its text: 10<sup>2</sup> is not 102
-_ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # gets no sign: 1<sup>st</sup> is 1st
+_SHIFTED = {"sup": "^", "sub": "_"}  # by tag, the sign before its text: 10<sup>2</sup> becomes 10^2, not 102
+_ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # gets no sign: 1<sup>st</sup> becomes 1st
 COMMUNITY = r"^[\w.-]+$"
-_NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
+_NUMBER = re.compile(r"\d{1,18}")  # the largest that SQLite holds
 _SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 
 @dataclass(frozen=True)
 class Post:
-    """A question. Its texts have no markup, and its `date` is in ISO 8601 (UTC), so that dates sort as strings."""
+    """A question. Its texts have no markup. Its `date` is in ISO 8601 (UTC), so dates sort as strings."""
 
     community: str
     number: int  # in its community
-    author: str  # the same for a person in all communities, if known
+    author: str  # the same in all communities, if the network account is known
     date: str
     title: str
     body: str
@@ -61,7 +63,7 @@ class User(NamedTuple):
 
 
 def community_of(path: Path) -> str:
-    """Return a dump's community, by its folder's name; UserError if that is not a community's name."""
+    """Return a dump's community, from its folder's name; UserError if that cannot be a community's name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
     if not re.fullmatch(COMMUNITY, name):
         raise UserError(f"{path}: rename its folder to the community's name, such as cooking or cooking{NETWORK}")
@@ -76,7 +78,7 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
 
 
 def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a Posts.xml; `counts` counts the other rows, by what they lack."""
+    """Yield the questions in a Posts.xml, and count the other rows in `counts` by what they lack."""
     community = community_of(path)
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
@@ -85,7 +87,7 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
             continue
         number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
         title = one_line(row.get("Title", ""))
-        if not _NUMBER.fullmatch(owner):  # a deleted account, or -1, which is nobody's
+        if not _NUMBER.fullmatch(owner):  # a deleted account, or -1, the community itself
             counts["without author"] += 1
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["without title, date or number"] += 1
@@ -101,8 +103,8 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
     """Yield the attributes of each row of a dump's file; UserError for incomplete XML or a document type.
 
-    References to characters that XML forbids are left out. Dumps have no document type, which could expand a few bytes
-    into gigabytes, so reading stops at one.
+    References to characters that XML forbids are dropped. A document type could expand a few bytes into gigabytes, and
+    dumps have none, so it is refused.
     """
     from lxml import etree
 
@@ -111,7 +113,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
         with open(path, "rb") as file:
             for line in read_lines(file):  # one row per line
                 if b"<!DOCTYPE" in line:
-                    raise UserError(f"{path}: has a DOCTYPE, unlike Stack Exchange's dumps; give an original Posts.xml")
+                    raise UserError(f"{path}: has a DOCTYPE, unlike Stack Exchange's dumps; use an original Posts.xml")
                 parser.feed(_FORBIDDEN.sub(b"", line))
                 for _, row in parser.read_events():
                     yield dict(row.attrib)
@@ -162,7 +164,7 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
 
 
 def _date_of(seconds: int) -> str | None:
-    """Return a date in the form of `iso_date` from seconds since 1970; None if out of range."""
+    """Return the date of a Unix time in the form of `iso_date`; None if it is out of range."""
     try:
         time = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -179,7 +181,7 @@ def iso_date(text: str) -> str | None:
 
 
 def licence_of(date: str) -> str:
-    """Return the version of the licence that a post of this date is under."""
+    """Return the licence of a post of this date."""
     return next(licence for since, licence in LICENCES if date >= since)
 
 
@@ -203,8 +205,8 @@ def text_of(markup: str) -> str:
         return ""
     if _ALTERED.search(markup):
         etree.strip_elements(root, "script", "style", "s", "strike", "del", with_tail=False)
-        for shifted in reversed([*root.iter(*_SHIFTED)]):  # the inner ones first
-            _mark_shifted(shifted)
+        for element in reversed([*root.iter(*_SHIFTED)]):  # inner elements first
+            _mark_shifted(element)
     text = etree.tostring(root, method="text", encoding="unicode")
     text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
     while "\n\n\n" in text:
@@ -213,7 +215,7 @@ def text_of(markup: str) -> str:
 
 
 def _mark_shifted(element: Any) -> None:
-    """Put a sign before a superscript's or subscript's text, and parentheses around it unless it is one word."""
+    """Put a sign before the text of a superscript or subscript, and parentheses around it unless it is one word."""
     text = "".join(element.itertext()).strip()
     for child in list(element):
         element.remove(child)

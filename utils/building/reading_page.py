@@ -1,4 +1,4 @@
-"""A static HTML page for reading each step's kept records, as the paper's authors did; all text is escaped."""
+"""A static HTML page to read a sample of each step's records, as the paper's authors did; all text is escaped."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ TEMPLATE = Path(__file__).with_name("reading_page.html")
 
 
 class Shown(NamedTuple):
-    """A record, as the page shows it."""
+    """A record on the page."""
 
     id: str
     title: str
@@ -22,10 +22,10 @@ class Shown(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A step with its counts and the records it kept."""
+    """A step, with its counts and the records that it kept."""
 
     title: str
-    question: str  # the question for the reader of each record
+    question: str  # what the reader decides about each record
     counts: Mapping[str, int]
     kept: Sequence[Shown]
 
@@ -44,7 +44,7 @@ def make_page(sections: Sequence[Section], seed: int) -> str:
 
 
 def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a record's text, and whether an aspect's evidence quotes them; quotations may overlap."""
+    """Yield the parts of a record's text, each with whether an aspect's evidence quotes it; quotations may overlap."""
     end = 0
     for begin, stop in sorted(span for aspect in shown.aspects for span in _spans(shown.body, aspect["evidence"])):
         begin = max(begin, end)
@@ -56,7 +56,7 @@ def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
 
 
 def _spans(text: str, quoted: str) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of a quotation's first occurrence in the text, or those of its parts in order."""
+    """Yield the start and end of a quotation's first occurrence in the text, or of its parts' in order."""
     end = 0
     for part in [quoted] if quoted in text else quoted.split(OMISSION):
         begin = text.find(part, end)

@@ -1,4 +1,4 @@
-"""The files of steps that need no model: made from earlier steps' files, and made again if those have changed."""
+"""The files of steps that need no model. They are made from earlier files, and made again if those have changed."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from utils.base.errors import named
+from utils.base.errors import count_plural
 from utils.base.made import ALL_BUT_SCRIPT, Made, State, derived
 from utils.base.manifest import describe_run, manifest_path, read_manifest
 
@@ -22,14 +22,14 @@ class Steps:
         self.written: list[Path] = []  # files written by this run
 
     def make(self, path: Path, settings: dict[str, Any], write: Callable[[Path], Counts]) -> Counts:
-        """Make a step's file by `write`, unless it exists with the same settings, and return its counts.
+        """Make a step's file with `write`, unless it exists with the same settings, and return its counts.
 
-        UserError if something else wrote the file, and --overwrite is not given.
+        UserError if another program wrote the file, unless --overwrite is set.
         """
         made = Made(path, {"script": self.script, **settings}, bool(self._args.overwrite), ALL_BUT_SCRIPT)
         if made.check() is State.CURRENT:
             return read_manifest(path)["counts"]
-        # Looked up only once, because looking up versions takes longer than writing a small file.
+        # Once per run, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
         with made.writing(self._run) as (staged, manifest):
             counts = write(staged)
@@ -39,7 +39,7 @@ class Steps:
         return counts
 
     def remove(self, path: Path) -> None:
-        """Delete a file that an earlier run wrote and that this run has no content for, and print a note."""
+        """Delete a file of an earlier run for which this run has no content, and print a note."""
         if derived(path, self.script).state in (State.CURRENT, State.STALE):
             print(f"note: {path}: deleted, because this run has no questions for it", file=sys.stderr)
             path.unlink()
@@ -47,4 +47,4 @@ class Steps:
 
 
 def format_counts(counts: Counts) -> str:
-    return ", ".join(named(count, name) for name, count in counts.items())
+    return ", ".join(count_plural(count, name) for name, count in counts.items())

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from utils.base.errors import UserError, counted, quote, setting_up_client
+from utils.base.errors import UserError, count_noun, quote, setting_up_client
 from utils.base.made import Made, State, say_finished
 from utils.base.manifest import file_hash, publish, publishing, read_manifest
 from utils.base.progress import announce, announce_file
@@ -147,7 +147,7 @@ def make_file(
         figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
         manifest |= figures
     at = f" of commit {source.commit[:12]}" if source.commit else ""
-    print(f"{path}: {counted(figures['questions'], 'question')}{at}{note}", flush=True)
+    print(f"{path}: {count_noun(figures['questions'], 'question')}{at}{note}", flush=True)
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
@@ -181,7 +181,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
             row_number = where.rpartition(": ")[2]
             raise UserError(
                 f"{source.name}: {table}: {row_number}: {originals.link}: no file {quote(link)}\n"
-                "  give the complete dataset: the published table and the files that it links to"
+                "  use the complete dataset: the published table and the files that it links to"
             )
     return paths_by_link
 
@@ -247,7 +247,7 @@ def compare_ids(path: Path, other: Path) -> None:
         return
     ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
     only_here, only_there = len(ids - others), len(others - ids)
-    print(f"{path}: {only_here} of {counted(len(ids), 'id')} not in {other}, and {only_there} only there")
+    print(f"{path}: {only_here} of {count_noun(len(ids), 'id')} not in {other}, and {only_there} only there")
 
 
 def write_with_contexts(
@@ -276,7 +276,7 @@ def write_with_contexts(
         contexts = ContextsFile(shared)
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
         if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
-            raise UserError(f"{beside}: exists, but has other contexts\n  give --overwrite to replace it")
+            raise UserError(f"{beside}: exists, but has other contexts\n  add --overwrite to replace it")
         announce_file("writing", beside, shared.stat().st_size)
         if not originals.link:
             with shared.open("rb") as whole, open_whole(copy, "wb") as file:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from utils.base.errors import UserError, counted, first_five, kind, quote
+from utils.base.errors import UserError, count_noun, first_five, kind, quote
 from utils.base.json_files import read_json
 from utils.benchmarks.checks import Record, check_form, check_id
 from utils.benchmarks.task import Task
@@ -50,7 +50,7 @@ def read_originals(
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
             if (row_id := check_id(row.get("id"), where)) not in golds:
-                problem = f"{outputs_addr} has no answer for it; give the outputs of the same split"
+                problem = f"{outputs_addr} has no answer for it; use the outputs of the same split"
                 raise UserError(f"{where} (id {quote(row.get('id'))}): {problem}")
             row = {**row, "output": golds[row_id]}
         record = task.files.convert(row, where) if task.files.convert else row
@@ -67,10 +67,10 @@ def read_originals(
     if not seen:
         raise UserError(f"{files[0]}: has no questions")
     if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
-        answers = counted(len(foreign), "answer")
+        answers = count_noun(len(foreign), "answer")
         raise UserError(
             f"{outputs_addr}: {answers} without a question in {files[0]}: {first_five(foreign)}\n"
-            "  give the outputs of the same split"
+            "  use the outputs of the same split"
         )
 
 

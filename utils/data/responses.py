@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from utils.base.errors import UserError, counted, describe_missing, first_five, kind, quote
+from utils.base.errors import UserError, count_noun, describe_missing, first_five, kind, quote
 from utils.base.json_files import read_json
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks.checks import Text, check_form, check_id, comparable, selection_of
@@ -125,14 +125,14 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
     """Return each row's response by question id; UserError, naming the row, if one is invalid or an id is repeated."""
     if task is None or task.files.read_answer is None:
         of_task = f" for {task.name}" if task else ""
-        raise UserError(f"{path}: a CSV file; give responses{of_task} as JSON")
+        raise UserError(f"{path}: a CSV file; responses{of_task} must be JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
     places: dict[str, str] = {}
     for where, row in table_rows(Path(path)):
         question_id, response = task.files.read_answer(row, where)
         if question_id in responses:
             before = places[question_id].rpartition(": ")[2]
-            raise UserError(f"{where}: id {quote(question_id)} is also in {before}; give one answer per question")
+            raise UserError(f"{where}: id {quote(question_id)} is also in {before}; use one answer per question")
         responses[question_id], places[question_id] = [response], where
     if not responses:
         raise UserError(f"{path}: has no answers")
@@ -154,7 +154,7 @@ def refuse_plans_of_others(plans_addr: str, plans: dict[str, Any], responses: di
             if "plan" in answer and not _has_plan(answer["plan"], plan):
                 raise UserError(
                     f"{plans_addr}: id {quote(question_id)}: not the plan with which {where} was made\n"
-                    "  give the plans of these responses, from <output>.plans.json"
+                    "  use the plans of these responses, <output>.plans.json"
                 )
 
 
@@ -205,14 +205,16 @@ def match_responses(
     if foreign and allow_partial and ids & responses.keys():
         subject, them = ("id {} is", "it") if len(foreign) == 1 else ("ids {} are", "them")
         problem = f"{subject.format(first_five(foreign))} not in the dataset"
-        raise UserError(f"{path}: {problem}; remove {them}, or give the dataset of these responses")
-    lines = [f"{path}: its ids do not match the dataset; give the dataset these responses were made from"]
+        raise UserError(f"{path}: {problem}; remove {them}, or use the dataset of these responses")
+    lines = [f"{path}: its ids do not match the dataset; use the dataset that these responses were made from"]
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]
     if missing:
-        lines.append(f"  {counted(len(missing), 'question')} without a response: {first_five(missing)}")
+        lines.append(f"  {count_noun(len(missing), 'question')} without a response: {first_five(missing)}")
     if foreign:
-        lines.append(f"  {counted(len(foreign), 'response')} without a question in the dataset: {first_five(foreign)}")
+        lines.append(
+            f"  {count_noun(len(foreign), 'response')} without a question in the dataset: {first_five(foreign)}"
+        )
     raise UserError("\n".join(lines))
 
 
@@ -233,8 +235,8 @@ def refuse_gaps(path: str | Path) -> None:
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
         again, raised = "it" if count == 1 else "them", manifest.get("raised")
-        cause = f"the method raised an error on {counted(raised, 'question')}" if raised else "the server failed"
-        first = "correct the method, then run" if raised else "run"
+        cause = f"the method failed on {count_noun(raised, 'question')}" if raised else "the server failed"
+        first = "fix the method, then run" if raised else "run"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer', cause)}\n"
             f"  {first} the command that made the file again to retry {again}, or add --allow_partial to score the rest"
@@ -255,7 +257,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
     if len(metrics) > 1:
         raise UserError(
             f"--response_addr: some files are by an encoder-decoder, which is scored by {official}, and some are not\n"
-            f"  score each kind separately, or give a --strategy for all: {ours} or {official}"
+            f"  score each kind separately, or set one --strategy for all: {ours} or {official}"
         )
     return metrics.pop()
 

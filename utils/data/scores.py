@@ -189,7 +189,7 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
     if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
         raise UserError(
             f"{path}: not a score file: it has no list 'per_question_scores'\n"
-            "  give files that evaluate_responses.py wrote to its --score_addr"
+            "  use files that evaluate_responses.py wrote to its --score_addr"
         )
     task = task_of(str(path), [scores])
     name, metric = metric_of(task, scores)
@@ -197,12 +197,14 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
         singles = [other for other, candidate in task.metrics.items() if candidate.score_of is not None]
         raise UserError(
             f"{path}: its strategy is {quote(name)}, which does not score a single system\n"
-            f"  give files of strategy {' or '.join(singles)}"
+            f"  use files of strategy {' or '.join(singles)}"
         )
     if unscored_as_zero and metric.is_unbounded:
-        raise UserError(f"--unscored_as_zero: {path} has rewards, and 0 is not the lowest reward; leave the flag out")
+        raise UserError(f"--unscored_as_zero: {path} has rewards, and 0 is not the lowest reward; remove the flag")
     if "num_unanswered" not in scores or not scores["per_question_scores"]:
-        raise UserError(f"{path}: has no questions or no 'num_unanswered'; leave it out, or judge the responses again")
+        raise UserError(
+            f"{path}: has no questions or no 'num_unanswered'; remove the file, or judge the responses again"
+        )
     for number, entry in enumerate(scores["per_question_scores"]):
         where = f"{path}: per_question_scores, item {number}"
         if not isinstance(entry, dict) or "id" not in entry:
@@ -230,7 +232,7 @@ def refuse_scores_of_others(score_addr: str, response_addrs: Iterable[str]) -> N
         files = " or ".join(response_addrs)
         raise UserError(
             f"{score_addr}: not the scores of {files}, according to the manifest beside it\n"
-            "  give the scores of these responses, or judge them again if they have changed"
+            "  use the scores of these responses, or judge them again if they have changed"
         )
 
 

@@ -67,4 +67,4 @@ def refuse_states(states: States, learnt: dict[str, Any], hashes: Collection[str
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):
         problem = f"{learner} was trained or chosen on {number} of its {len(states.questions)} questions"
-        raise UserError(f"{states.path}: {problem}\n  give responses to other questions, or train a ranker on others")
+        raise UserError(f"{states.path}: {problem}\n  use responses to other questions, or train a ranker on others")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.json_files import check_readable, refuse_workbook
 from utils.base.progress import announce
 
@@ -93,14 +93,14 @@ def _rows(path: Path, text: IO[str]) -> Iterator[tuple[str, dict[str, str]]]:
             else:
                 where = f"{path}: row {number}"
                 if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
-                    problem = f"has {counted(len(cells), 'cell')}, but the header has {len(names)}"
+                    problem = f"has {count_noun(len(cells), 'cell')}, but the header has {len(names)}"
                     raise UserError(f"{where}: {problem}; is the file incomplete, or a quote missing?")
                 if nameless := [cell for name, cell in zip(names, cells, strict=False) if not name and cell.strip()]:
                     raise UserError(f"{where}: {quote(nameless[0])} is in a column without a name; name the column")
                 yield where, {name: cell for name, cell in zip(names, cells, strict=False) if name}
     except csv.Error as error:
         raise UserError(f"{path}: row {number + 1}: not valid in CSV: {error}") from None
-    skipped = [counted(num_empty, "row"), counted(names.count(""), "column")]
+    skipped = [count_noun(num_empty, "row"), count_noun(names.count(""), "column")]
     if skipped := [count for count in skipped if not count.startswith("0 ")]:
         announce(f"note: {path}: skipped {' and '.join(skipped)} without any value")
 

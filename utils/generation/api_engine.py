@@ -30,7 +30,7 @@ from utils.base.errors import UserError, printable, setting_up_client
 from utils.base.manifest import KEY_IN_QUERY
 from utils.benchmarks.thoughts import Split, split_thoughts
 from utils.generation.refusals import (
-    LEAVE_OUT,
+    FEWER_PARAMETERS,
     LimitedClient,
     LongReplyError,
     MalformedError,
@@ -250,7 +250,7 @@ def problem_of(
     is_too_long = code == "context_length_exceeded" or status == 413 or says_too_long(status, message)
     is_too_long &= status not in (408, 429, *REFUSES_THE_USER) or (status == 429 and "too large" in message.lower())
     if is_too_long and not is_for_all:
-        hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
+        hint = "\n  set --max_model_len to the real limit, or lower --max_tokens"
         problem = f"the {server} refuses a prompt because it is too long: {message}{hint}"
         return MalformedError(problem)
     if (status in PASSING or status >= 500) and not is_for_all:
@@ -405,7 +405,7 @@ class APIEngine:
         refused.add(json.dumps(prompt))
         if len(refused) == most:
             problem = f"{most} different prompts were refused in a row, and none was answered"
-            return UserError(f"{error}\n  {problem}; what a request need not have: {LEAVE_OUT}")
+            return UserError(f"{error}\n  {problem}; to send fewer parameters: {FEWER_PARAMETERS}")
         refusal = RefusedError(str(error).replace("\n  ", "; "), is_certain=False)
         self._note(f"{refusal}; this prompt gets no answer")
         return refusal

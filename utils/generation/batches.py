@@ -20,7 +20,7 @@ from typing import Any
 
 import openai
 
-from utils.base.errors import UserError, counted, printable
+from utils.base.errors import UserError, count_noun, printable
 from utils.base.progress import Progress, announce
 from utils.base.writing import locked, open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
@@ -135,7 +135,7 @@ class BatchEngine(APIEngine):
             batch_id = await self._insist(lambda: self._submit(content, line)) if is_new else None
         if not is_new:  # another process has just sent some of them
             return await self._take_sent(part.keys())
-        size = f"{counted(len(part), 'request')}, {len(content) / 1e6:.1f} MB"
+        size = f"{count_noun(len(part), 'request')}, {len(content) / 1e6:.1f} MB"
         announce(f"{batch_id}: {size}; if you stop now, run the same command again to wait for it")
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
@@ -301,7 +301,7 @@ class BatchEngine(APIEngine):
         lines = content.count(b"\n") + len(list(_read_lines(last, "custom_id")))
         if lines < number:
             raise UnavailableError(
-                f"the {self.device} returned {lines} of {counted(number, 'answer')} of {printable(file_id)}"
+                f"the {self.device} returned {lines} of {count_noun(number, 'answer')} of {printable(file_id)}"
             )
         return content
 

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from prompts import Messages
-from utils.base.errors import counted, named, printable
+from utils.base.errors import count_noun, count_plural, printable
 from utils.base.made import Key
 from utils.benchmarks.readers import Parsed, nothing
 from utils.benchmarks.thoughts import UNFINISHED, UNFINISHED_COUNT
@@ -71,7 +71,7 @@ def prices_of(args: Namespace) -> Prices | None:
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Return counts with their names, as "3 answers, 54% of ..."."""
-    return ", ".join(named(count, name) for name, count in counts.items()).replace(" %", "%")
+    return ", ".join(count_plural(count, name) for name, count in counts.items()).replace(" %", "%")
 
 
 def describe_cost(cost: float | None) -> str:
@@ -296,18 +296,18 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
     if cut:
-        prompts = f"{len(cut)} of {counted(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
+        prompts = f"{len(cut)} of {count_noun(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
         remedy = "raise the server's context length, or lower --max_model_len"
         print(f"note: of {prompts}, the server read less than half; {remedy}", file=sys.stderr)
     num_ignored = sum(record.get("stop_ignored", False) for record in records)
     if num_ignored:
-        texts = f"{num_ignored} of {counted(len(refusals), 'reply')}"
+        texts = f"{num_ignored} of {count_noun(len(refusals), 'reply')}"
         print(f"note: the server ignored the stop texts in {texts}; each was cut at the first one", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
         problem = f"replies name another model than the requested one: {by_model}"
-        print(f"note: {problem} (of {counted(len(refusals), 'reply')})", file=sys.stderr)
+        print(f"note: {problem} (of {count_noun(len(refusals), 'reply')})", file=sys.stderr)
         others["the model asked"] = len(refusals) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),

@@ -183,7 +183,7 @@ class LocalChat(Counting):
             try:
                 self._clock = {CLOCK: date.fromisoformat(self.date).strftime}
             except ValueError:
-                raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
+                raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}, not a date (YYYY-MM-DD)") from None
         self.prompt_end = self._check_template()
         if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
             end = quote(self.prompt_end.strip())
@@ -199,7 +199,7 @@ class LocalChat(Counting):
         if unknown and not only_known:
             name = unknown[0]
             flag = name if name == "reasoning_effort" else f"chat_template_kwargs: {name}"
-            remedy = "leave it out, or check the name in the model card"
+            remedy = "remove it, or check the name in the model card"
             raise UserError(f"--{flag}: {self._template} has no such variable\n  {remedy}")
         return chosen
 
@@ -418,7 +418,7 @@ def choose_length(
     if max_tokens >= length:
         raise UserError(
             f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens\n"
-            f"  give a smaller {flag}"
+            f"  lower {flag}"
         )
     return length
 

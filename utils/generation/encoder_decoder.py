@@ -11,7 +11,7 @@ from typing import Any
 
 from prompts import History, Messages, Prompt
 from utils.base.cli import FURTHER
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.progress import announce
 from utils.generation.chat import PlainText, choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
@@ -36,7 +36,7 @@ class TextWindow(Window):
     def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Trimmed:
         if isinstance(items, History):
             what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
-            raise UserError(f"{self.chat.tokenizer.name_or_path}: {what}\n  give a chat model")
+            raise UserError(f"{self.chat.tokenizer.name_or_path}: {what}\n  use a chat model")
         return self._fit(items, lambda window, group: Window.fit(window, prompt, group, join, **values))
 
     def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed:
@@ -127,7 +127,7 @@ def refuse_flags(args: Namespace) -> None:
         ("--reasoning_parser", args.reasoning_parser is not None, "it writes no thoughts"),
     ):  # fmt: skip
         if has_it:
-            raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave out {flag}")
+            raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  remove {flag}")
 
 
 class TransformersEngine:
@@ -192,8 +192,8 @@ class TransformersEngine:
         from utils.generation.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        what = f"{counted(len(prompts), 'prompt')} with {NUM_BEAMS} beams, on {self.device}"
-        with fitting(what, "give a smaller --max_model_len"):
+        what = f"{count_noun(len(prompts), 'prompt')} with {NUM_BEAMS} beams, on {self.device}"
+        with fitting(what, "lower --max_model_len"):
             texts = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [
             Completion(

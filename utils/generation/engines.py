@@ -48,7 +48,7 @@ def identify_api_model(args: Namespace, model_addr: str) -> str:
     UserError if the API's key is missing.
     """
     if args.model_id is not None and not args.model_id.strip():
-        raise UserError("--model_id: is empty; give the name of the API's model")
+        raise UserError("--model_id: is empty; set it to the name of the API's model")
     if not args.cached_only:
         read_api_key(args.api_key_addr)
     if args.model_id is not None or (server := server_of(args, model_addr)) is None:
@@ -81,7 +81,7 @@ def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelS
     if reported is not None and identity not in (reported, server):
         raise UserError(
             f"{store.folder}: has completions of {json.dumps(identity)}, but the server now reports "
-            f"{json.dumps(reported)}\n  give another --completions, or name the model with --model_id"
+            f"{json.dumps(reported)}\n  use another --completions, or name the model with --model_id"
         )
     store.server = server
 
@@ -92,7 +92,7 @@ def read_api_key(path: str | None) -> str:
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not key:
-            raise UserError("--openai: no API key; give --api_key_addr FILE or set OPENAI_API_KEY")
+            raise UserError("--openai: no API key; pass --api_key_addr FILE or set OPENAI_API_KEY")
     elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
@@ -129,7 +129,7 @@ def choose_model(
         if flags.dtype == "auto" and folder.is_float32:  # vLLM would take float16, which changes its rewards
             flags = flags.replaced(dtype="float32")
     elif folder and folder.is_classifier:
-        raise UserError(f"{addr}: is a classifier, which writes no text; give a chat model")
+        raise UserError(f"{addr}: is a classifier and cannot generate text; use a chat model")
     return kind(addr, identity, flags, open_completions(flags, addr, identity), folder, **fields)
 
 

@@ -163,8 +163,8 @@ class Model:
         tokens = self.flags.max_tokens + room
         if self.thoughts.thinks:
             parser = f" (--reasoning_parser {self.thoughts.parser})" if self.thoughts.parser else ""
-            what = f"including {room} for thoughts (a guess)" if room else "including its thoughts"
-            announce(f"{self.addr} thinks{parser}: {self.max_tokens_flag} {tokens}, {what}")
+            what = f"including {room} for its thoughts (a guess)" if room else "its thoughts included"
+            announce(f"{self.addr} is a reasoning model{parser}: {self.max_tokens_flag} {tokens}, {what}")
         return tokens, room
 
     @property

@@ -25,7 +25,7 @@ from utils.generation.requests import Completion
 # specified"), the first in this order is left out.
 ADAPTABLE = ("response_format", "seed", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty",
              "repetition_penalty", *LIMITS, "temperature", "reasoning_effort")  # fmt: skip
-LEAVE_OUT = "--temperature default, --top_p default, --seed none, --constrained_decoding never"
+FEWER_PARAMETERS = "--temperature default, --top_p default, --seed none, --constrained_decoding never"
 
 OTHER_LIMIT = dict(zip(LIMITS, LIMITS[::-1], strict=True))
 

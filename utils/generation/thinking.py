@@ -41,7 +41,7 @@ def template_variables(args: Namespace) -> dict[str, Any]:
     variables = dict(args.chat_template_kwargs or {})
     if args.reasoning_effort is not None:
         if "reasoning_effort" in variables:
-            raise UserError("--reasoning_effort: also in --chat_template_kwargs; give only one of them")
+            raise UserError("--reasoning_effort: also in --chat_template_kwargs; set only one of them")
         variables["reasoning_effort"] = args.reasoning_effort
     return variables
 
@@ -86,7 +86,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str, made_with: dict[s
 def _thoughts_of_api(model: str, parser_flag: str | None, effort: str | None) -> Thoughts:
     if parser_flag not in (None, TAGS):
         meant = f"with --openai the only parser is {TAGS}, for texts that begin with a thought without an opening tag"
-        remedy = "leave it out: other thoughts are recognized by their tags"
+        remedy = "remove the flag: other thoughts are recognized by their tags"
         raise UserError(f"--reasoning_parser {parser_flag}: {meant}\n  {remedy}")
     thinks = parser_flag == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
     tokens = OPENAI_TOKENS if OPENAI_NAMES.match(model) else THOUGHT_TOKENS
@@ -136,7 +136,7 @@ class ThoughtReader:
 
         if name not in (parsers := ReasoningParserManager.list_registered()):
             problem = f"--reasoning_parser {name}: unknown; vLLM has {', '.join(parsers)}"
-            raise UserError(f"{problem}\n  give one of these, or {NO_PARSER}")
+            raise UserError(f"{problem}\n  use one of these, or {NO_PARSER}")
         tokenizer = load_tokenizer()
         try:
             self._parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)

@@ -414,7 +414,7 @@ def _check_batch_invariance(count: int, on_gpu: bool) -> None:
     # Only a part of a GPU (MIG) reports no capability, and all GPUs with MIG are new enough.
     lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
     if lowest < BATCH_INVARIANT_FROM:
-        raise UserError(f"{what}; this one has {lowest}")
+        raise UserError(f"{what}; this GPU has {lowest}")
 
 
 def _lora_settings(adapters: list[ModelFolder]) -> dict[str, Any]:

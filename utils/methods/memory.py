@@ -34,7 +34,7 @@ def texts_of(history):
 def chunks_of(texts, size):
     """Join texts to chunks of at most `size` characters; only the last chunk depends on how many texts there are."""
     if size < 1:
-        raise ValueError(f"--set chunk={size}: give a number of characters from 1 up")
+        raise ValueError(f"--set chunk={size}: must be a number of characters, 1 or more")
     chunks = []
     for part in (text[start : start + size] for text in texts for start in range(0, len(text), size)):
         if chunks and len(chunks[-1]) + len("\n\n") + len(part) <= size:

@@ -56,7 +56,7 @@ def check_devices() -> None:
         raise UserError(
             f"{gpu}, but torch finds no GPU\n"
             f"  {_way_out(torch.version.cuda)}\n"
-            '  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
+            '  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or add --device cpu, if the script has it)'
         )
 
 

@@ -130,7 +130,7 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
         problem = f"the hub returned status {status}" if status else f"the connection failed ({type(cause).__name__})"
         if "Consistency check" in str(error):
             problem = "the size of a file differs from the size that the hub reports"
-        remedy = "run the same command again to resume, or copy its folder here and give that "
+        remedy = "run the same command again to resume, or copy its folder here and pass that "
         remedy += "as --dataset_name" if kind == "dataset" else "instead of the name"
         kind_of_error = HubFailedError if status else UnreachableError
         raise kind_of_error(f"{name}: cannot be downloaded: {problem}\n  {remedy}") from None

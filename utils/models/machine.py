@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from utils.base.errors import UserError, counted, printable
+from utils.base.errors import UserError, count_noun, printable
 from utils.models.devices import ask_nvidia_smi, has_gpu
 from utils.models.loading import Headers, load_config
 from utils.models.model_folder import ModelFolder
@@ -131,7 +131,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
     count, copies, utilization, problems = count_gpus(args), args.data_parallel_size, args.gpu_memory_utilization, []
     if count > len(gpus):
         flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
-        problems.append(f"{flags}: this machine has only {counted(len(gpus), 'GPU')}")
+        problems.append(f"{flags}: this machine has only {count_noun(len(gpus), 'GPU')}")
     for gpu in gpus[:count]:
         if gpu.free < utilization * gpu.total:
             problems.append(

@@ -160,7 +160,7 @@ class ModelFolder:
             return False  # loading it reports the problem
         is_one = any(kind.endswith("ForSequenceClassification") for kind in kinds)
         if is_one and num_labels != 1:
-            raise UserError(f"{self.addr}: has {num_labels} labels; a reward model has one")
+            raise UserError(f"{self.addr}: has {num_labels} labels, but a reward model must have exactly one")
         return is_one
 
     @property
@@ -207,7 +207,7 @@ class ModelFolder:
             from huggingface_hub import constants, hf_hub_download
             from huggingface_hub.errors import RemoteEntryNotFoundError
 
-        remedy = "give the folder that holds config.json and the weights"
+        remedy = "pass the folder that holds config.json and the weights"
         if not is_folder(self.addr):
             check_cache_dir(self.cache_dir)
             if cached_folder(self.addr, self.cache_dir) is None:

@@ -45,7 +45,7 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
     """
     people = read_json(people_addr)
     if not isinstance(people, dict) or not isinstance(verdicts := people.get("verdicts"), dict):
-        remedy = "give the output of human_evaluation.py --collect for --ask verdicts"
+        remedy = "use the output of human_evaluation.py --collect for --ask verdicts"
         raise UserError(f"{people_addr}: has no verdicts; {remedy}")
     if "responses" not in people:
         raise UserError(

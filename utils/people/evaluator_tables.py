@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.benchmarks.task import Task
 from utils.people import agreement
@@ -71,7 +71,9 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
     ]
     scored = [judged for judged in by_question if all(entry.get("score") is not None for entry in chain(*judged))]
     if not scored:
-        raise UserError("--systems: no question has a score by every judge for every system; nothing to compare")
+        raise UserError(
+            "--systems: no question has a score by every judge for every system, so ranks cannot be compared"
+        )
     clusters = [cluster_of(judged[0][0]) for judged in scored]
     scores = np.array([[[entry["score"] for entry in entries] for entries in judged] for judged in scored], dtype=float)
     upward = scores * [[-1 if evaluator.metric.lower_is_better else 1] for evaluator in evaluators]
@@ -242,7 +244,7 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
             f"a percentile bootstrap over {units}, for these systems."
         )
     notes += [
-        f"Means over {counted(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
+        f"Means over {count_noun(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
         f"score: {figures['num_left_out']}.",
         *[
             f"{judge.name} saw fields that only a scorer may see: {', '.join(judge.saw)}."
@@ -273,11 +275,11 @@ def verdicts_table(figures: dict[str, Any]) -> Table | None:
 
 def describe_humans(human: dict[str, Any]) -> str:
     named, most = len(human["raters"]), human["num_raters"]
-    raters = counted(max(named, most), "rater")
+    raters = count_noun(max(named, most), "rater")
     if named > most:
         raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
-        questions = counted(human["num_questions"], "question")
+        questions = count_noun(human["num_questions"], "question")
         raters += f" for {human['num_rated_by_all']} of {questions}, fewer for the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if most > 1:

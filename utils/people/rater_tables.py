@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import fmean, median
 
-from utils.base.errors import counted, printable
+from utils.base.errors import count_noun, printable
 from utils.benchmarks.readers import one_line
 from utils.benchmarks.scoring import cohens_kappa, krippendorffs_alpha
 from utils.people.agreement import describe_sign_test, human_figures
@@ -59,7 +59,7 @@ def preferences_table(results: Results) -> Table:
         rows.append(
             [name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(number_of_choices)]
         )
-    ties = counted(figures["no_majority"], "question")
+    ties = count_noun(figures["no_majority"], "question")
     notes = [
         f"An outcome is the choice of more than half of the raters, else a tie ({ties}).",
         describe_sign_test(figures, first, second),

@@ -85,7 +85,7 @@ def read_key(path: str) -> dict[str, Any]:
     """Read a study's key; UserError if the file is something else, or has changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
-        raise UserError(f"{path}: not the key of a study; give the *_key.json beside its page")
+        raise UserError(f"{path}: not the key of a study; use the *_key.json beside its page")
     manifest = read_manifest(path)
     if manifest is not None and manifest["output_sha256"] != file_hash(path):
         raise UserError(f"{path}: changed since it was written\n  restore the original file")
@@ -119,7 +119,7 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     if content["study"] != key["study"]:
         study, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
         raise UserError(
-            f"{path}: is from study {study}, but the key is for study {wanted}\n  give the key of that study"
+            f"{path}: is from study {study}, but the key is for study {wanted}\n  use the key of that study"
         )
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: is from rater {quote(content['rater'])}, who is not in the study")
@@ -140,7 +140,7 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
         if earlier["value"] != value:
             raise UserError(
                 f"{where}: {quote(slot)} is {value}, but {earlier['value']} in another file of {quote(rater)}\n"
-                "  give only the file with this rater's final decisions"
+                "  pass only the file with this rater's final decisions"
             )
     if (comment := answer.get("comment", "")).strip():
         results.comments[question_id, rater] = comment
@@ -206,7 +206,7 @@ def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:
     for entry in scores["per_question_scores"]:
         for detail in entry["details"]:
             if "aspect" not in detail or detail["score"] not in (None, *SCALES["covered"]["choices"]):
-                problem = "has no written verdicts by aspect; give a file of strategy aspect without --verdicts"
+                problem = "has no written verdicts by aspect; use a file of strategy aspect without --verdicts"
                 raise UserError(f"{path}: question {quote(entry['id'])}: {problem}")
             verdicts.setdefault(entry["id"], {})[detail["aspect"]] = detail["score"]
     return verdicts

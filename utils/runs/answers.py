@@ -142,14 +142,14 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
         "--num_contexts --unranked --trim_items",
         lambda args: not (args.rag or args.method),
         "without --rag, because the prompt has no posts",
-        "give --rag",
+        "add --rag",
     )
     parser.without_effect(
         "--asking --temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
         " --constrained_decoding --num_generated_outputs",
         lambda args: args.choose is not None,
         "with --choose, which generates no text",
-        "leave out --choose",
+        "remove --choose",
     )
 
 
@@ -168,11 +168,11 @@ def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: st
     for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):
         task = read_task(path)
         if way not in (None, *task.ways):
-            raise UserError(f"--asking {way}: {task.name} has one way of asking; leave the flag out")
+            raise UserError(f"--asking {way}: {task.name} has only one way of asking; remove the flag")
         task = task.ways[way] if way else task
         if datasets and task.name != (first := datasets[0]).task.name:
             raise UserError(
-                f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
+                f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run one command per task"
             )
         datasets.append(Dataset(path, output_addr, task, args, needs, most_items))
     return datasets
@@ -228,10 +228,10 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
     if trained.get("task", task := dataset.task.name) != task:
         raise UserError(
             f"--model_addr {model.addr}: was fine-tuned on {trained['task']}\n"
-            f"  {dataset.path} is of {task}; give a generator for {task}, or the base model"
+            f"  {dataset.path} is of {task}; use a generator for {task}, or the base model"
         )
     if template_variables(model.flags):
-        raise UserError(f"--chat_template_kwargs: {model.addr} was fine-tuned without them; leave the flag out")
+        raise UserError(f"--chat_template_kwargs: {model.addr} was fine-tuned without them; remove the flag")
     for name, value in current.items():
         if trained.get(name, value) != value:
             difference = f"was trained with {name} {trained[name]}, but this run has {value}"
@@ -243,8 +243,8 @@ def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any
 def check_flags(args: Arguments, task: Task) -> None:
     """Raise UserError for a flag that the benchmark or the kind of model does not support."""
     if args.choose and args.openai:
-        raise UserError("--choose likelihood: APIs do not return the likelihood of a given text; give a local model")
+        raise UserError("--choose likelihood: APIs do not return the likelihood of a given text; use a local model")
     if args.choose and task.options is None:
-        raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
+        raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; remove the flag")
     if args.trim_items and task.trimmed is None:
-        raise UserError(f"--trim_items: not supported for {task.name}; leave the flag out")
+        raise UserError(f"--trim_items: not supported for {task.name}; remove the flag")

@@ -352,7 +352,7 @@ class Ask:
         await self.steps.unless_over()
         if n is not None:
             if type(n) is not int or n < 1:
-                raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
+                raise ValueError(f"ask: n is {n!r}; it must be a whole number, 1 or more")
             items = _kept(items)
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, "stop": stop}
             again |= values
@@ -387,7 +387,7 @@ class Ask:
         if chooser.policy.opened or chooser.policy.reasoning_parser not in (None, NO_PARSER):
             raise ValueError(f"ask.choose: {chooser.addr} thinks before it answers")
         if not options:
-            raise ValueError("ask.choose: no options; give texts by name")
+            raise ValueError("ask.choose: no options; pass texts by name")
         return (await self.record(prompt, items=items, values=values, model=model, options=options))["value"]
 
     async def search(
@@ -407,13 +407,13 @@ class Ask:
         if self._stage.search is None:
             raise ValueError("ask.search: only methods of baselines.py --method can search")
         if not isinstance(query, str):
-            raise ValueError(f"ask.search: the query is {query!r}; give a text")
+            raise ValueError(f"ask.search: the query is {query!r}; it must be a text")
         if type(k) is not int or not 1 <= k <= MOST:
-            raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
+            raise ValueError(f"ask.search: k is {k!r}; it must be a whole number from 1 to {MOST}")
         if isinstance(exclude, str):
-            raise ValueError("ask.search: exclude is a single text; give a list of ids")
+            raise ValueError("ask.search: exclude is a single text; pass a list of ids")
         if isinstance(exclude, History) and exclude.items and not exclude.ids:
-            raise ValueError("ask.search: exclude: not the result of a search; give ids of items")
+            raise ValueError("ask.search: exclude: not the result of a search; pass ids of items")
         try:
             excluded = self._searched.places(exclude.ids if isinstance(exclude, Items | History) else exclude)
         except ValueError as error:
@@ -446,7 +446,7 @@ class Ask:
         shown = wanted.items if isinstance(wanted.items, History) else list(wanted.items)
         texts = {name: str(value) for name, value in wanted.values.items()}
         if chosen.gives_rewards:
-            raise ValueError(f"ask: {role} is a reward model, which writes no text; use ask.reward")
+            raise ValueError(f"ask: {role} is a reward model and cannot generate text; use ask.reward")
         same = hash(repr((key, role, prompt, texts, shown, asked.get("overrides"), asked.get("options"))))
         numbered = steps.number(same, is_shared)
         record = await steps.send(role, lambda: numbered(make_call(wanted, self._record, key, chosen, prompts)))

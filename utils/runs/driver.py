@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from utils.base import cli
 from utils.base.cli import Arguments
-from utils.base.errors import counted, first_five, named, printable
+from utils.base.errors import count_noun, count_plural, first_five, printable
 from utils.base.writing import write_atomically
 from utils.models.machine import Loaded, describe_engine
 from utils.runs.runner import make_pieces, report_shard
@@ -37,7 +37,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
         if stage not in tally_of:
             print(f"{names}: finished, 0 requests")
         elif tally_of[stage].left is None:
-            print(f"{names}: not counted, because {stage.after.files[0].path} is not complete")
+            print(f"{names}: not counted: {stage.after.files[0].path} is not complete yet")
         else:
             describe_tally(tally_of[stage], names)
             if after is not None and after.left and stage.after.files[0].stand_in_note:
@@ -45,7 +45,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
     lacking = [requests for tally in tallies for requests in tally.lacking.values()]
     lengths = [length for requests in lacking for length in requests.lengths]
     least = "at least " if any(tally.left is None or tally.is_open for tally in tallies) else ""
-    total = f"total: {least}{counted(len(lengths), 'request')}, {least}{sum(lengths)} prompt tokens"
+    total = f"total: {least}{count_noun(len(lengths), 'request')}, {least}{sum(lengths)} prompt tokens"
     if costs := [cost for requests in lacking if (cost := requests.cost()) is not None]:
         prompts, most = map(sum, zip(*costs, strict=True))
         total += f", {least}{prompts:.4f} USD" if least else f", {prompts:.4f} to {most:.4f} USD without retries"
@@ -56,18 +56,19 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
 def describe_tally(tally: Tally, names: str) -> None:
     """Print what a stage lacks; `names` are those of its files."""
     stage, lacking = tally.stage, tally.lacking.values()
-    print(f"{names}: {len(tally.left)} of {counted(tally.total, stage.files[0].noun)} to request")
+    print(f"{names}: {len(tally.left)} of {count_noun(tally.total, stage.files[0].noun)} still need requests")
     for role, requests in tally.lacking.items():
         print(requests.describe(role, "at least " if tally.is_open else ""))
     if tally.lacking_searches:
-        queries = counted(tally.lacking_searches, "query")
+        queries = count_noun(tally.lacking_searches, "query")
         print(f"  search: {queries} to embed with the encoder; requests after them are not counted")
     dropped, cut = (sum(getattr(requests, name) for requests in lacking) for name in ("num_dropped", "num_cut"))
     if dropped or cut:
-        print(f"  {named(dropped, stage.task.item_words)} left out for length, {counted(cut, 'prompt')} cut at the end")
+        items = count_plural(dropped, stage.task.item_words)
+        print(f"  {items} left out for length, {count_noun(cut, 'prompt')} cut at the end")
     unsent = [key for (_, key), pairs in tally.calls.items() for _, record in pairs if "attempts" not in record]
     if too_long := [str(question_id) for question_id, *_ in unsent]:
-        print(printable(f"  {counted(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
+        print(printable(f"  {count_noun(len(too_long), 'prompt')} too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
     if tally.is_open:
         print("  requests that depend on the answers to these are not counted")
 
@@ -196,8 +197,8 @@ def report_raised(raised: Mapping[Place, str]) -> int:
     """Print a method's most common errors, each with ids of questions, and return the exit code."""
     if not raised:
         return 0
-    again = "correct the method and run the command again (completions are kept)"
-    print(f"the method raised an error on {counted(len(raised), 'record')}; {again}:", file=sys.stderr)
+    again = "fix it and run the command again; finished completions are reused"
+    print(f"the method failed on {count_noun(len(raised), 'record')}; {again}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (_, (question_id, *_)), error in raised.items():
         alike.setdefault(error, []).append(str(question_id))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from prompts import Messages, Prompt, digests, load_prompt
 from utils.base import cli
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import Key, Piece, refuse_other_source
 from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
@@ -85,7 +85,7 @@ class JudgedDataset:
         questions = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
         parts = [part for question in questions for part in metric.parts(question)] if metric.parts else []
         if metric.judge and (incomplete := sum(not all(part) for part in parts)):
-            without = f"{incomplete} of {counted(len(parts), metric.unit)} without a text that the judge sees"
+            without = f"{incomplete} of {count_noun(len(parts), metric.unit)} without a text that the judge sees"
             print(f"note: {self.path}: {without} (such as evidence or reason), judged without it", file=sys.stderr)
         return questions
 
@@ -237,7 +237,7 @@ def choose_judge(args: Arguments, judge: Judge) -> JudgeModel:
         modes["wanted_length"] = ANY_LENGTH if args.openai else JUDGE_LENGTH
     model = choose_model(flags, JudgeModel, judge=judge, prompt=prompt, **modes)
     if judge.output is None and model.folder and not model.folder.is_classifier:
-        raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; give a reward model")
+        raise UserError(f"--evaluator_llm {args.evaluator_llm}: not a sequence classifier; use a reward model")
     return model
 
 
@@ -249,13 +249,13 @@ def choose_strategy(args: Arguments, task: Task) -> str:
     strategy = strategy or default_metric(task, args.response_addr)
     if strategy not in task.metrics:
         if args.reading is not None:
-            raise UserError(f"--reading {args.reading}: {task.name} has only one reading; leave the flag out")
+            raise UserError(f"--reading {args.reading}: {task.name} has only one reading; remove the flag")
         raise UserError(f"--strategy {strategy}: the metrics of {task.name} are {', '.join(task.metrics)}")
     metric, what = task.metrics[strategy], f"--evaluator_llm: {task.name}'s {strategy}"
     if metric.judge is None and args.evaluator_llm:
-        raise UserError(f"{what} is computed without a judge; leave the flag out")
+        raise UserError(f"{what} needs no judge; remove the flag")
     if metric.judge is not None and not args.evaluator_llm:
-        raise UserError(f"{what} needs a judge; give a model")
+        raise UserError(f"{what} needs a judge model")
     responses, scores = len(args.response_addr), len(args.score_addr)
     if metric.num_systems == 1:
         cli.check_same_number(args, "response_addr", "score_addr")
@@ -265,9 +265,9 @@ def choose_strategy(args: Arguments, task: Task) -> str:
     cli.check_different("--score_addr", args.score_addr)
     check_verdicts(args, task, strategy)
     if metric.num_systems > 1 and args.samples:
-        raise UserError(f"--samples: {strategy} compares the first responses of two systems; leave the flag out")
+        raise UserError(f"--samples: {strategy} compares the first responses of two systems; remove the flag")
     if metric.judge is None and args.num_shards > 1:
-        raise UserError(f"--num_shards: {strategy} needs no judge, so it has no shards; leave it out")
+        raise UserError(f"--num_shards: {strategy} needs no judge, so it has no shards; remove the flag")
     return strategy
 
 
@@ -276,14 +276,14 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
     judge = task.metrics[strategy].judge
     flag = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
     if (args.verdicts or args.num_verdicts > 1) and (judge is None or judge.scale is None):
-        raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; leave the flag out")
+        raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; remove the flag")
     if args.verdicts and args.openai:
-        raise UserError(f"{flag}: APIs do not return the likelihood of a given text; give a local judge")
+        raise UserError(f"{flag}: APIs do not return the likelihood of a given text; use a local judge")
     several = flag if args.num_verdicts > 1 else ""
     if task.metrics[strategy].num_samples > 1 and "temperature" in args.given:
         several = f"--strategy {strategy}"
     if several and args.temperature == 0:
-        raise UserError(f"{several}: a greedy judge always gives the same verdict; give a --temperature above 0")
+        raise UserError(f"{several}: a greedy judge always gives the same verdict; set --temperature above 0")
 
 
 def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], describe: Describe) -> list[ScoreFile]:

@@ -28,7 +28,7 @@ from prompts import History, digests, load_prompt
 from retrieval.search import Search, add_search_arguments
 from utils.base import cli
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.base.made import Piece, refuse_other_source
 from utils.base.manifest import file_hash, noted_settings, without_password
 from utils.benchmarks.checks import Record
@@ -281,7 +281,7 @@ def stage_of_method(args: Arguments) -> Stage:
     """Return the stage that answers the questions by --method."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
-        raise UserError("--method: give only one --inputs_addr and one --output_addr")
+        raise UserError("--method: takes only one --inputs_addr and one --output_addr")
     shown = tuple(args.show_fields or ())
     [dataset] = read_datasets(args, lambda task: ["profile", *task.asked_needs, *shown], None, args.asking)
     check_ranked(args, [dataset])
@@ -316,17 +316,17 @@ class MethodFile(ResponseFile):
         earlier, code = self._earlier_code, self.settings["code"]
         if earlier not in (None, code):
             changed = sorted(name for name in {*earlier, *code} if earlier.get(name) != code.get(name))
-            again = f"{requested} of {counted(requested + reused, 'completion')} requested"
+            again = f"{requested} of {count_noun(requested + reused, 'completion')} requested"
             print(f"note: {self._method.parent / changed[0]} has changed: {again}", file=sys.stderr)
         if number := figures["asked_otherwise"]:
-            remedy = "each run pays for its new calls; use ask.random for all randomness"
-            records = counted(number, "record")
-            print(f"note: {self._method} made other calls on its second run for {records}; {remedy}", file=sys.stderr)
+            problem = f"on {count_noun(number, 'record')} its second run made different calls"
+            remedy = "every run pays for its new calls; use ask.random for all randomness"
+            print(f"note: {self._method} is not deterministic: {problem}\n  {remedy}", file=sys.stderr)
         line = f"{self.path}: {describe_counts(figures['counts'])}"
         for role, calls in figures["calls"].items():
             if "unusable" in calls:
-                line += f"; {calls['unusable']} of {counted(calls['num_calls'], 'call')} of {role} unusable"
-        line += f"; {counted(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
+                line += f"; {calls['unusable']} of {count_noun(calls['num_calls'], 'call')} of {role} unusable"
+        line += f"; {count_noun(requested, 'completion')} requested, {reused} from the store{cost_in_words(figures)}"
         unpriced = [role for role, model in self._models.items() if prices_of(model.flags) is None]
         return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 
@@ -360,7 +360,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
         if args.openai and "base_url" not in own_flags and Path(addr).is_dir():
             raise UserError(
                 f"--model {role}={addr}: is a folder here, but with --openai this model runs at the generator's API\n"
-                f"  give the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
+                f"  use the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
             )
         if args.openai and own_flags.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
             url = without_password(own_flags["base_url"])
@@ -380,7 +380,7 @@ def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
         for_api = f"add an address: --model {role}={flags.model_addr}@https://api.openai.com/v1"
         local = find_folder(flags, "add --openai" if is_generator else for_api)
         if local and local.is_encoder_decoder:
-            raise UserError(f"{local.addr}: is an encoder-decoder; give a chat model")
+            raise UserError(f"{local.addr}: is an encoder-decoder; use a chat model")
         gives_rewards = not is_generator and local is not None and local.is_classifier
         length = task.prompt_length or PAPER_LENGTH
         model = choose_model(flags, folder=local, wanted_length=length, gives_rewards=gives_rewards)
@@ -435,7 +435,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "with --method, because the method itself decides what to ask",
     )
     parser.without_effect(
-        "--model --set --show_fields --search", lambda args: args.method is None, "without --method", "give --method"
+        "--model --set --show_fields --search", lambda args: args.method is None, "without --method", "add --method"
     )
 
 

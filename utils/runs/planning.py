@@ -6,7 +6,7 @@ from typing import Any
 from prompts import Prompt, choose_lead_in, load_prompt
 from utils.base import cli
 from utils.base.cli import SAMPLED, Arguments
-from utils.base.errors import UserError, counted, first_five
+from utils.base.errors import UserError, count_noun, first_five
 from utils.base.made import Pieces
 from utils.base.manifest import file_hash, folder_settings, noted_settings
 from utils.benchmarks.lampqa import plans as parsing
@@ -38,7 +38,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         help="format of plans: the titles alone, or with a lead-in and dashes as in the public code (default: the "
         "planner's own format, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
-        help="tokens per plan (%(default)s; more for a thinking planner)")
+        help="tokens per plan (%(default)s; more for a reasoning planner)")
     parser.not_a_setting("--planner_model --plans_addr", "their hashes are settings")
     parser.names_model("--planner_model", lambda args: args.planner_base_url is not None)
     parser.not_a_setting("--planner_target", "the lead-in of the plans is a setting")
@@ -52,7 +52,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     parser.not_a_setting("--planner_base_url --planner_api_key_addr", "they only decide how the server is reached")
     api_flags = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
     why = "without --planner_base_url, because the planner is local"
-    parser.without_effect(api_flags, lambda args: not args.planner_base_url, why, "give --planner_base_url")
+    parser.without_effect(api_flags, lambda args: not args.planner_base_url, why, "add --planner_base_url")
     parser.without_effect("--planner_base_url", lambda args: not args.planner_model, "without --planner_model")
 
 
@@ -60,11 +60,11 @@ def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
     """Return the prompts by name. UserError if the benchmark has no prompt for a planner and no plans are given."""
     if "planner" not in task.prompts:
         remedy = "use baselines.py"
-        remedy += ", or give your own plans with --plans_addr" if "planpers" in task.prompts else ""
+        remedy += ", or pass your own plans with --plans_addr" if "planpers" in task.prompts else ""
         if "planpers" not in task.prompts or not args.plans_addr:
             raise UserError(f"{args.inputs_addr[0]}: {task.name} has no plans; {remedy}")
         if args.planner_target == "reference":
-            raise UserError(f"--planner_target reference: {task.name} has no planner; leave the flag out")
+            raise UserError(f"--planner_target reference: {task.name} has no planner; remove the flag")
     names = [name for name in ("planner", "planpers", "rag") if name in task.prompts]
     return {name: load_prompt(task.prompts[name], args.prompts_dir) for name in names}
 
@@ -94,7 +94,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     if missing := [key for key in keys if key not in plans]:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
-            f"{path}: lacks {len(missing)} of {counted(len(keys), 'plan')} of this run: {named}\n"
+            f"{path}: lacks {len(missing)} of {count_noun(len(keys), 'plan')} of this run: {named}\n"
             "  make them with --planner_model, or lower --num_generated_outputs or --limit"
         )
     return {key: plans[key] for key in keys}
@@ -227,7 +227,7 @@ def find_lead_in(
             continue
         target = settings.get("planner_target", "paper")
         if planner_target not in (None, target):
-            raise UserError(f"--planner_target {planner_target}: {source} was made with {target}; leave the flag out")
+            raise UserError(f"--planner_target {planner_target}: {source} was made with {target}; remove the flag")
         lead_ins[source] = settings.get("lead_in")
     if len(set(lead_ins.values())) > 1:
         raise UserError(

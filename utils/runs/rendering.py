@@ -46,7 +46,7 @@ class Prompts:
                 self._read[name] = own_prompt(name)
             else:
                 names = ", ".join(self._files)
-                raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {names}, or give a text")
+                raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {names}, or pass a text")
         return self._read[name]
 
 
@@ -133,19 +133,19 @@ def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Pro
 
 def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:
     if isinstance(items, str):
-        raise ValueError("ask: items is a single text; give a list of texts")
+        raise ValueError("ask: items is a single text; pass a list of texts")
     for flag, value, kinds in (
         ("max_tokens", overrides.get("max_tokens", 1), int),
         ("temperature", overrides.get("temperature", 0), float | int),
     ):
         if not isinstance(value, kinds) or not (flag == "max_tokens") <= value < inf:  # also not NaN
-            raise ValueError(f"ask: {flag} is {value!r}; give a number")
+            raise ValueError(f"ask: {flag} is {value!r}; it must be a number")
     stop = overrides.get("stop", ["text"])
     is_list = isinstance(stop, list | tuple) and len(stop) > 0
     if not is_list or not all(isinstance(text, str) and text and is_unicode(text) for text in stop):
-        raise ValueError(f"ask: stop is {stop!r}; give a list of texts")
+        raise ValueError(f"ask: stop is {stop!r}; it must be a list of texts")
     if inspect.iscoroutinefunction(parse):
-        raise ValueError("ask: parse is async; give a plain function of the text")
+        raise ValueError("ask: parse is async; use a plain function of the text")
 
 
 def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
@@ -153,11 +153,11 @@ def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Seque
         return ", ".join(f"{{{name}}}" for name in sorted(names))
 
     if taken := sorted(prompt.placeholders & TAKEN):
-        raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
+        raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; rename the placeholder")
     if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
         raise ValueError("ask: items need {profile}, which is not in the prompt")
     if isinstance(items, History) and "profile" in prompt.placeholders:
-        raise ValueError("ask: these items are turns of a history, which come before the prompt; leave out {profile}")
+        raise ValueError("ask: these items are turns of a history, which come before the prompt; remove {profile}")
     if missing := prompt.placeholders - filled.keys() - {"profile"}:
         raise ValueError(f"ask: the prompt has {in_braces(missing)}, but no value is given for it")
     if unused := values.keys() - prompt.placeholders:

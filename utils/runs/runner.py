@@ -150,7 +150,7 @@ def _refuse_requests(tally: Tally) -> None:
     if stage.is_finished:
         raise UserError(
             f"{lacking} of {tally.made[0].path}, which is finished\n"
-            "  give the folder that has them (--completions), or --overwrite to request them again"
+            "  pass the folder that has them (--completions), or add --overwrite to request them again"
         )
     if completions.cached_only:
         raise UserError(f"{lacking}\n  run the missing shards, or run the same command without --cached_only")

@@ -8,7 +8,7 @@ from typing import Any
 
 from retrieval.search import Search
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.made import Key, MadeFile, Piece
 from utils.base.manifest import manifest_of
 from utils.benchmarks.task import Task
@@ -58,10 +58,10 @@ class StageFile(MadeFile):
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-        problem = f"{self.path}: {len(failed)} of {counted(num_asked, self.noun)} unusable"
+        problem = f"{self.path}: {len(failed)} of {count_noun(num_asked, self.noun)} unusable"
         print(problem + (self.again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
-        print("  to use other settings, give another output or add --overwrite", file=sys.stderr)
+        print("  to use other settings, choose another output or add --overwrite", file=sys.stderr)
         return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again
 
     def _common_reasons(self, failed: list[Key]) -> list[str]:
@@ -179,7 +179,7 @@ class Stage:
                 if asked and (store := model.completions.store).is_empty:
                     problem = f"is gone; it had the completions of {file.path}, which has to be made again"
                     remedy = (
-                        "give the folder that has them (--completions), or --overwrite to request all of them again"
+                        "pass the folder that has them (--completions), or add --overwrite to request all of them again"
                     )
                     raise UserError(f"{store.folder}: {problem}\n  {remedy}")
 
@@ -204,5 +204,5 @@ def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
     models: dict[str, Model] = {}
     for role, model in (pair for stage in stages for pair in stage.models.items()):
         if models.setdefault(role, model).identity != model.identity:
-            raise ValueError(f"{role!r} has two models, {models[role].addr} and {model.addr}; give each its own role")
+            raise ValueError(f"{role!r} has two models, {models[role].addr} and {model.addr}; each needs its own role")
     return models

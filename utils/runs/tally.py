@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.base.cli import Arguments
-from utils.base.errors import counted
+from utils.base.errors import count_noun
 from utils.base.made import Piece, is_failed
 from utils.generation.calls import Call, prices_of
 from utils.generation.model import Model
@@ -58,17 +58,17 @@ class Lacking:
     def describe(self, role: str, least: str) -> str:
         """Return a line on the requests; `least` is "at least " if the model is asked more, by what it answers."""
         number, longest = len(self.lengths), max(self.lengths, default=0)
-        text = f"  {role}: {least}{counted(number, 'request')}, {least}{sum(self.lengths)} prompt tokens"
+        text = f"  {role}: {least}{count_noun(number, 'request')}, {least}{sum(self.lengths)} prompt tokens"
         text += f" ({self.model.chat.counter})"
         if not number:
             return text
         text += f", longest prompt {longest}"
         if self.num_options:
-            return f"{text}; {counted(self.num_options, 'option')} to score, no text is generated"
+            return f"{text}; {count_noun(self.num_options, 'option')} to score, no text is generated"
         if not self.most_tokens:
-            return f"{text}; {counted(number, 'dialogue')} to score, no text is generated"
+            return f"{text}; {count_noun(number, 'dialogue')} to score, no text is generated"
         text += f"; at most {round(self.most_tokens / number)} tokens per output"
-        text += "" if least else f", {counted(self.most_requests, 'request')} with retries"
+        text += "" if least else f", {count_noun(self.most_requests, 'request')} with retries"
         if (cost := self.cost()) is not None:
             text += f"\n    {least}{cost[0]:.4f} USD for the prompts"
             with_retries = cost[1] * self.most_requests / number

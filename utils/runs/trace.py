@@ -69,7 +69,9 @@ class Trace:
         """Write the trace, and in its manifest, the output's hash; UserError if a finished output has other pieces."""
         path, output = trace_path(self._output.path), self._output
         if output.finished and json.loads(json.dumps(output.content())) != read_json(output.path):
-            raise UserError(f"{output.path}: the method gives other {output.unit} now\n  --overwrite replaces the file")
+            raise UserError(
+                f"{output.path}: the method now makes other {output.unit}\n  add --overwrite to replace the file"
+            )
         settings = {"script": SCRIPT, "trace_of": file_hash(output.path)}
         with (
             publishing(path, describe_run(vars(output.args), settings, None)) as staged,

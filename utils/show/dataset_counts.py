@@ -46,11 +46,11 @@ class Column:
 def read_columns(paths: list[str]) -> list[Column]:
     """Return each file's counts: first the files that the paper has, in its order, then the others as given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
-        raise UserError(f"--inputs_addr {twice[0]}: is given twice; give each file once")
+        raise UserError(f"--inputs_addr {twice[0]}: appears twice; pass each file once")
     columns = {path: count_file(path) for path in paths}
     task = columns[paths[0]].task
     if others := [path for path, column in columns.items() if column.task != task]:
-        raise UserError(f"{others[0]}: has another task than {paths[0]} ({task.name}); give the files of one task")
+        raise UserError(f"{others[0]}: has another task than {paths[0]} ({task.name}); use files of one task")
     paper = task.files.paper_files()
     keys = {path: stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths}
     for path, column in columns.items():

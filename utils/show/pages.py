@@ -44,7 +44,7 @@ def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
     """Add a file's questions to a system's; UserError if the system already has one of them."""
     if twice := whole.keys() & part.keys():
         raise UserError(
-            f"{path}: also in another file of this system: {first_five(sorted(twice))}; give each question once"
+            f"{path}: also in another file of this system: {first_five(sorted(twice))}; each may appear only once"
         )
     whole.update(part)
 

@@ -1,12 +1,12 @@
-# Sourced first by the sbatch files, from the folder where sbatch was called (the root of the repository), because
-# a running job's script is a copy elsewhere.
+# job.sbatch sources this file first, from the folder where sbatch was called (the root of the repository), because SLURM
+# runs a copy of the job's script from another place.
 #
 # A task is requeued, and its scripts resume,
-#   - after a TERM before the time limit or a preemption: python gets it too and exits, then the task requeues itself;
-#   - if its process was killed (exit code above 128, such as out of memory), up to MAX_REQUEUES times. Not for training
-#     on several GPUs, because accelerate launch exits with 1 after any error.
-# It is not requeued if the user cancelled it, after exit code 2 (a mistake that the same command would repeat), or
-# after 1 (a bug, or an API that failed on some requests; run the same command again to retry them).
+#   - after a TERM before the time limit or a preemption: python also gets it and exits, then the task requeues itself;
+#   - if its process was killed (exit code above 128, for example for lack of memory), up to MAX_REQUEUES times. Training
+#     on several GPUs is not requeued, because accelerate launch exits with 1 after any error.
+# It is not requeued if the user cancelled it, or after exit code 2 (a mistake that the same command would repeat) or 1 (a
+# bug, or an API that failed on some requests; run the same command again to retry them).
 
 terminated=
 child=
@@ -16,7 +16,7 @@ trap 'terminated=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-if [ -z "${TRITON_CACHE_DIR:-}" ]; then # on the node's own disk, so that tasks that start together do not share it
+if [ -z "${TRITON_CACHE_DIR:-}" ]; then # on the node's own disk, so that tasks do not share it
     TRITON_CACHE_DIR=$(mktemp -d)
     export TRITON_CACHE_DIR
     trap 'rm -rf "$TRITON_CACHE_DIR"' EXIT
@@ -29,7 +29,7 @@ task=${task:-$SLURM_JOB_ID}
 printf '== %s: %s, job %s on %s, restart %s\n' \
     "$(date '+%F %T')" "$SLURM_JOB_NAME" "$task" "$(hostname)" "${SLURM_RESTART_COUNT:-0}"
 
-# run COMMAND...: return if the command succeeded, else end or requeue the task.
+# run COMMAND...: run the command; if it fails, end or requeue the task.
 run() {
     local code=0
     # Print the command without the passwords and keys in its addresses.
@@ -61,9 +61,9 @@ leave() {
     else
         echo "killed, exit code $code"
     fi
-    # If it was cancelled, requeued by SLURM, or its node goes down, it no longer runs, and SLURM handles it. A task
-    # that reached its limit without warning can still be requeued, but SLURM may have cancelled jobs that wait for
-    # its array.
+    # A task that was cancelled, requeued by SLURM, or lost its node is no longer running: leave it to SLURM. A task that
+    # reached its time limit without a signal can still be requeued, but SLURM may already have cancelled jobs that wait
+    # for its array.
     for _ in 1 2 3; do # a busy SLURM may not answer at once
         job=$(scontrol -o show job "$task") && break
         sleep 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # BESPOKE (arXiv 2509.21106): how far a judge agrees with the people who scored responses; then answers without a history,
-# with the POSTS best sessions, and with as many as fit, the last of the files first. docs/bespoke.md says what the paper does.
+# with the POSTS best sessions, and with as many as fit, the last of the files first. docs/bespoke.md describes the paper.
 DATA=${DATA-data} OUT=${OUT-output/bespoke} POSTS=${POSTS-5} METHODS=${METHODS-none rag whole}
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-}
 JUDGE=${JUDGE-Qwen/Qwen2.5-32B-Instruct} ENCODER=${ENCODER-facebook/contriever-msmarco}

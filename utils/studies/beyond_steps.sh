@@ -2,32 +2,32 @@
 # The steps of the methods after PlanPers (docs/beyond_planpers.md), for one $category and one local $model.
 #
 #   N=16           samples per training question
-#   ROUNDS=3       rounds of sampling and training; the best round by validation score answers the test set
-#   GRASP_ROUNDS=8 rounds of GRASP, whose last one answers the test set
-#   LIMIT=1000     use the first questions of each training set only (default: all)
+#   ROUNDS=3       rounds of sampling and training; the round with the best validation score answers the test set
+#   GRASP_ROUNDS=8 rounds of GRASP; the last one answers the test set
+#   LIMIT=1000     use only the first questions of each training set (default: all)
 #   QUESTIONS=1000 training questions per round of reinforcement learning or distillation, instead of LIMIT: drawn at
-#                  random, and none is repeated before all were drawn
+#                  random, without repetition until all were drawn
 #   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, but not as in the papers
 #                  (default: aspect)
-#   TABLE_JUDGE=MODEL   the judge of the table, another one than $JUDGE, which rewards; with TABLE_JUDGE_FLAGS (default: $JUDGE)
+#   TABLE_JUDGE=MODEL   judge of the table, with TABLE_JUDGE_FLAGS (default: $JUDGE, which gives the rewards)
 #   LORA=16        rank of the adapters; planner_rl starts from a planner, which must have this rank too
 #   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
-#   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
+#   PAPER='Qwen 2.5 7B'   also show the published numbers of this model in the table (default: none)
 #
 #   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
 #   $OUT/ranked/<category>_train_round_<n>.json, the questions of a round of reinforcement learning
 #   $OUT/<model>/train/<category>/rag/samples.json and their scores, which offline RL and DPO share in round 1
-MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # a model behind an API cannot be trained
+MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # only local models can be trained
 source utils/studies/lampqa_steps.sh || exit 2
 N=${N-16} ROUNDS=${ROUNDS-3} GRASP_ROUNDS=${GRASP_ROUNDS-8} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
 QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
 titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)" [ranker]="Best of $N by a ranker")
-selected="ranker rubric_best" # they select among answers with one seed, and train no policy
-per_update=32 # texts that an update of a training learns from, except in reinforcement learning
+selected="ranker rubric_best" # they select among answers, with one seed, and train no policy
+per_update=32 # texts per update of the weights, except in reinforcement learning
 
-compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS, and make a table of them
+compare() { # STUDY METHOD...: train and answer with these methods, or with METHODS, and make a table
     local study=$1 method split table
     METHODS=${METHODS-${*:2}}
     name_methods "$known $trained $selected"
@@ -65,7 +65,7 @@ compare() { # STUDY METHOD...: train and answer by these methods, or by METHODS,
 
 # In the functions below, SPLIT names the ranked questions: train, those of a round (train_round_1), or the test set.
 
-sample() { # NAME "WAITS" SPLIT LIMIT SAMPLES SCRIPT FLAGS...: answers to the first LIMIT questions, or to all if it is empty
+sample() { # NAME "WAITS" SPLIT LIMIT SAMPLES SCRIPT FLAGS...: answer the first LIMIT questions (empty: all)
     local name=$1 waits=$2 split=$3 limit=$4 samples=$5
     [ -z "${jobs[$name]-}" ] || return 0 # methods share samples
     engine
@@ -98,7 +98,7 @@ learn() { # NAME "WAITS" SPLIT PER_UPDATE MODEL FLAGS...: train an adapter of MO
         "${batch[@]}" "${@:6}" ${LEARN_FLAGS-}
 }
 
-validate() { # FOLDER METHOD: score the policy of a round, which is in this folder, on the validation set
+validate() { # FOLDER METHOD: score the policy of the round in this folder on the validation set
     local round=$1
     answering "$2" "$OUT/$round/policy/last"
     engine
@@ -111,7 +111,7 @@ validate() { # FOLDER METHOD: score the policy of a round, which is in this fold
         --score_addr "$OUT/$round/validation_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
 }
 
-select_round() { # FOLDER ROUNDS: link the best policy of a method's rounds, by validation score
+select_round() { # FOLDER ROUNDS: link the policy with the best validation score
     local folder=$1 round models=() scores=() waits=()
     for ((round = 1; round <= $2; round++)); do
         models+=("$OUT/$folder/round_$round/policy/last") scores+=("$OUT/$folder/round_$round/validation_scores.json")
@@ -125,7 +125,8 @@ offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo lear
     local method=$1 folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled pairs=()
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round sampled=$folder/round_$round/samples
-        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # both methods begin with the same model
+        # Offline RL and DPO start from the same model, so they share the samples of round 1.
+        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples
         sample "$sampled" "$before" train "$LIMIT" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
         choose "$sampled" train "$STRATEGY" --worst_addr "$OUT/${sampled}_worst.json"
         [ "$method" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
@@ -137,7 +138,7 @@ offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo lear
     select_round "$folder" "$ROUNDS"
 }
 
-vac() { # train a feedback model, which sees the narrative, and the policy in turns
+vac() { # train in turns a feedback model, which sees the narrative, and the policy
     local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name
     local method=(baselines.py --method vac --show_fields narrative --set feedback=feedback)
     for ((round = 1; round <= ROUNDS; round++)); do
@@ -164,7 +165,7 @@ grasp() { # distill a teacher that sees the rubric into its student, by the stud
         sample "$name/teacher" "" "$split" "$QUESTIONS" 1 baselines.py --method teacher --show_fields rubric_aspects \
             --model_addr "$model" --temperature 0.1 --max_tokens 1024
         choose "$name/teacher" "$split" "$STRATEGY" --min_score "${TAU-0.6}"
-        # As the model writes: one text per question, whether or not an answer can be read from it.
+        # Keep the model's raw text: one per question, even if no answer can be parsed from it.
         sample "$name/samples" "$before" "$split" "$QUESTIONS" 1 baselines.py --rag --model_addr "$policy" \
             --temperature 1 --top_p 1 --max_tokens 512 --max_retries 0 --constrained_decoding never
         learn "$name/policy" "$name/teacher_best $name/samples $before" "$split" "$per_update" "$policy" \
@@ -187,7 +188,7 @@ pr2() { # the policy decides what to search; the first sample of each question a
     reinforce pr2 "$model" "" "--set bare=first --temperature 1 --top_p 0.95" "--advantage pr2"
 }
 
-iap() { # the policy writes the intent before the answer, and learns to answer differently than the untrained model
+iap() { # the policy writes the intent before the answer, and learns to answer differently from the untrained model
     reinforce iap "$model" "" "--temperature 0.8 --top_p 0.95 --max_tokens 1024" "--kl 0.01" \
         "--contrast -0.1 --length_weight -0.01 --length_note intent --length_over 200"
 }
@@ -198,9 +199,9 @@ planner_rl() { # the planner learns from the scores of the answers; the generato
         samples.json.plans.json
 }
 
-# reinforce METHOD POLICY "WAITS" "SAMPLING" "LEARNING" ["REWARD" [CALLS]]: rounds of GRPO on $QUESTIONS each, a table of
-# the rounds, and a link to the best policy. SAMPLING and LEARNING are flags of the commands that sample and train. REWARD
-# is flags of utils/combine_scores.py; without it, the judge's scores are the rewards. The policy learns from the calls in
+# reinforce METHOD POLICY "WAITS" "SAMPLING" "LEARNING" ["REWARD" [CALLS]]: rounds of GRPO on $QUESTIONS questions each, a
+# table of the rounds, and a link to the best policy. SAMPLING and LEARNING are flags for sampling and training. REWARD is
+# flags of utils/combine_scores.py; if it is empty, the judge's scores are the rewards. The policy learns from the calls in
 # the trace beside the file CALLS (samples.json).
 reinforce() {
     local method=$1 policy=$2 before=$3 sampling=$4 learning=$5 reward=${6-} calls=${7-samples.json}
@@ -225,7 +226,7 @@ reinforce() {
     select_round "$folder" "$ROUNDS"
 }
 
-combine() { # FOLDER SPLIT "REWARD": make the rewards of a round, which is in this folder, from its scores and these flags
+combine() { # FOLDER SPLIT "REWARD": combine the scores of the round in this folder into rewards, with these flags
     local round=$1 split=$2 reward=$3 waits="$1/samples $1/samples_scores" plain=()
     if [[ " $reward " == *" --contrast "* ]]; then # compare with the untrained model's answers
         sample "$round/plain" "" "$split" "$QUESTIONS" 1 baselines.py --rag --model_addr "$model"
@@ -236,26 +237,26 @@ combine() { # FOLDER SPLIT "REWARD": make the rewards of a round, which is in th
         --output_addr "$OUT/$round/samples_rewards.json" $reward "${plain[@]}"
 }
 
-embed() { # NAME SPLIT: write the states of answers, and of their questions and posts, into NAME_states.safetensors
+embed() { # NAME SPLIT: write the hidden states of answers, questions and posts into NAME_states.safetensors
     engine
     GPUS=$gpus step "$1_states" "ranked/${category}_$2 $1" python utils/embed_responses.py --model_addr "$model" \
         --inputs_addr "$OUT/ranked/${category}_$2.json" --response_addr "$OUT/$1.json" \
         --output_addr "$OUT/$1_states.safetensors" "${engine[@]}"
 }
 
-ranker() { # the best of the N answers of rubric_best, by a ranker that learns from offline_rl's samples of round 1
-    local name learnt=${model##*/}/train/$category/ranker from=${model##*/}/train/$category/rag/samples
+ranker() { # choose among the N answers of rubric_best by a ranker trained on offline_rl's samples of round 1
+    local name ranker=${model##*/}/train/$category/ranker from=${model##*/}/train/$category/rag/samples
     sample "$from" "" train "$LIMIT" "$N" baselines.py --rag --model_addr "$model" --temperature 1
     judge_samples "$from" train "$STRATEGY"
     embed "$from" train
-    draw "$learnt" "$from ${from}_scores ${from}_states" python utils/train_ranker.py --response_addr "$OUT/$from.json" \
-        --score_addr "$OUT/${from}_scores.json" --states_addr "$OUT/${from}_states.safetensors" --output_dir "$OUT/$learnt"
+    draw "$ranker" "$from ${from}_scores ${from}_states" python utils/train_ranker.py --response_addr "$OUT/$from.json" \
+        --score_addr "$OUT/${from}_scores.json" --states_addr "$OUT/${from}_states.safetensors" --output_dir "$OUT/$ranker"
     name=$(answer_name "$category" rubric 10 0)
     sample "$name" "" "$SPLIT" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
     embed "$name" "$SPLIT"
     answers+=("$(answer_name "$category" ranker 10 0)")
-    draw "${answers[-1]}" "$learnt $name ${name}_states" python utils/select_responses.py --response_addr "$OUT/$name.json" \
-        --ranker "$OUT/$learnt" "$OUT/${name}_states.safetensors" --output_addr "$OUT/${answers[-1]}.json"
+    draw "${answers[-1]}" "$ranker $name ${name}_states" python utils/select_responses.py --response_addr "$OUT/$name.json" \
+        --ranker "$OUT/$ranker" "$OUT/${name}_states.safetensors" --output_addr "$OUT/${answers[-1]}.json"
 }
 
 rubric_best() { # the upper bound: the best of N answers to the test questions, by the judge and metric of the table

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The paper's Figure 3, with Qwen2.5 7B: the planner's plans, and the rubric's own titles for plans.
+# The paper's Figure 3, with Qwen2.5 7B: plans by the planner, and plans made of the rubric's own titles.
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 SEEDS=${SEEDS%% *} # a figure shows only one seed

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The paper's Figure 4, with Qwen2.5 7B: what judges of four sizes score, and how often they agree with people.
-# HUMANS is a file with people's choices, in the form that utils/compare_evaluators.py --help describes (`first` is
-# PlanPers, `second` is RAG). Without this file, the study makes score files and tables, but no figure.
+# The paper's Figure 4, with Qwen2.5 7B: the scores of judges of four sizes, and how often they agree with people.
+# HUMANS is a file of people's choices, in the format that utils/compare_evaluators.py --help describes (`first` is
+# PlanPers, `second` is RAG). Without it, the study makes score files and tables, but no figure.
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS=${OPENAI_MODELS-}
 JUDGES=${JUDGES-Qwen/Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-3B-Instruct Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 SEEDS=${SEEDS%% *} # a figure shows only one seed
-unset TABLE_JUDGE  # each of JUDGES is the table's
+unset TABLE_JUDGE  # every judge in JUDGES makes a table
 
 for category in $CATEGORIES; do
     rank "$SPLIT"
@@ -38,7 +38,7 @@ for model in $MODELS $OPENAI_MODELS; do
     done
     figure=${model##*/}/$SPLIT/figure4_agreement
     if [ -z "${HUMANS-}" ]; then
-        echo "note: figure 4 is not drawn: HUMANS names no file of people's choices" >&2
+        echo "note: figure 4 is not drawn: set HUMANS to a file of people's choices" >&2
         continue
     fi
     draw "$figure" "${scored[*]}" python utils/compare_evaluators.py --human_addr "$HUMANS" "${evaluators[@]}" \

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The tables of LaMP's paper (arXiv 2304.11406) in its user-based and its time-based setting, with a model that is not
-# fine-tuned: without a profile, and with k items from it, by four rankers. The paper's numbers, which are those of another
-# model, are shown too.
-# LaMP-6 is made from the licensed Avocado corpus: leave it out of TASKS if you don't have it.
+# fine-tuned: without a profile, and with k items from it, by four rankers. The table also shows the paper's
+# numbers, which are those of another model.
+# LaMP-6 is made from the licensed Avocado corpus: if you lack the corpus, remove LaMP-6 from TASKS.
 #
 #   MODELS=my/model TASKS="LaMP-3 LaMP-4" SETTINGS=user bash utils/studies/lamp.sh
 STUDY=${STUDY-lamp} OUT=${OUT-output/lamp}
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct}
-OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # models of an API, and the file with its key (else OPENAI_API_KEY)
+OPENAI_MODELS=${OPENAI_MODELS-} KEY=${KEY-} # models behind an API, and a file with its key
 POSTS=${POSTS-1 4} METHODS=${METHODS-none rag}
 PAPER=${PAPER-FlanT5-base}
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
@@ -36,7 +36,7 @@ for model in $MODELS $OPENAI_MODELS; do
                         continue
                         ;;
                     rag) title='' flags=(--rag) ;;
-                    # shellcheck disable=SC2206 # they are words
+                    # shellcheck disable=SC2206 # flags are split into words
                     *) title="$method, " flags=(--method "${own[$method]}" ${METHOD_FLAGS-}) ;;
                 esac
                 for ranker in $RANKERS; do

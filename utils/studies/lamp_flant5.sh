@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # LaMP's own tables (arXiv 2304.11406) in its user-based and its time-based setting, with its own systems: FlanT5-base,
-# fine-tuned on each task with inputs of the same form. It answers without a profile, with one item by four rankers, with
-# several items in the prompt (IPA), and with 16 fused in the decoder (FiD). The paper's numbers are shown too.
-# The paper's IPA takes the best number of items for each task. Here IPA_POSTS is the same for all tasks: several
-# numbers, such as "2 4 8 12 16", make a row each. $SPLIT chooses each checkpoint, so its scores are optimistic, and the table
+# fine-tuned on each task with the same kind of prompt that it is tested with. It answers without a profile, with one item
+# by four rankers, with several items in the prompt (IPA), and with 16 fused in the decoder (FiD). The tables also show the
+# paper's numbers.
+# The paper's IPA uses the best number of items for each task. Here IPA_POSTS is the same for all tasks; several numbers,
+# such as "2 4 8 12 16", make one row each. $SPLIT also chooses the checkpoints, so its scores are optimistic, and the table
 # says so. LaMP withholds the answers to its test sets; utils/export_predictions.py writes the files for its leaderboard.
-# LaMP-6 is made from the licensed Avocado corpus: leave it out of TASKS if you don't have it.
+# LaMP-6 is made from the licensed Avocado corpus: if you lack the corpus, remove LaMP-6 from TASKS.
 #
 #   $OUT/generator/<setting>/<task>/<method>/best
 # shellcheck disable=SC2086 # flags are words
@@ -14,7 +15,7 @@ IPA_POSTS=${IPA_POSTS-4} PAPER=${PAPER-FlanT5-base} SEEDS=$SEED
 source utils/studies/lamp_steps.sh || exit 2 # not in the root of the repository
 model=$MODEL
 
-fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train on and answer ranked files with this suffix, or the datasets
+fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train and answer with ranked files (SUFFIX) or with the datasets ("")
     local stem=$2 data=${task}_$setting from=$OUT/ranked waits=() items=() generator
     if [ "$3" != 0 ]; then
         stem+=_k$3 items=(--trim_items)
@@ -35,7 +36,7 @@ fine_tuned() { # TITLE METHOD POSTS SUFFIX FLAGS...: train on and answer ranked 
 
 baselines=("No personalization" "Random, non-personalized")
 for ranker in $RANKERS; do baselines+=("${titles[$ranker]}, k = 1"); done
-form=(--prompts_dir prompts/lamp_flant5) # the input has the form that LaMP's paper gives it
+form=(--prompts_dir prompts/lamp_flant5) # the prompts of LaMP's paper
 for setting in $SETTINGS; do
     begin_table
     for task in $TASKS; do

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2086,SC2154,SC2206 # lists are split into words; files share variables
 # The steps of LaMP's and LongLaMP's studies, and their variables. A study loops over $model, $setting and $task.
-# They make these files:
+# Output files:
 #   $OUT/ranked/<task>_<setting>_<split>_by_<ranker>.json
 #   $OUT/<model>/<setting>_<split>/<task>/<method>.json and <method>_scores_<metric>.json: the method
-#   ends in _k4 if the prompt has 4 items, and in _seed1 if the seed is 1 instead of 0
+#   ends in _k4 with 4 items in the prompt, and in _seed1 with seed 1 instead of 0
 #   $OUT/<model>/<setting>_<split>/<study>.md
 DATA=${DATA-data}
 TASKS=${TASKS-LaMP-1 LaMP-2 LaMP-3 LaMP-4 LaMP-5 LaMP-6 LaMP-7}
@@ -26,12 +26,12 @@ rank() { # SPLIT RANKER FLAGS...: rank a split of $task and $setting; --other_pr
         --input_dataset_addr "$DATA/$data.json" --output_dataset_addr "$OUT/$name.json"
 }
 
-begin_table() { # begin the table of $model and $setting
+begin_table() { # start the table of $model and $setting
     folder=${model##*/}/${setting}_$SPLIT rows=() scored=()
     declare -gA files=()
 }
 
-begin_task() { # [-official]: begin $task, with its metrics or their -official variants
+begin_task() { # [-official]: start $task, with its metrics or their -official variants
     answers=()
     case $task in
         LaMP-1 | LaMP-2) metrics="accuracy$1 f1$1" ;;
@@ -55,7 +55,7 @@ answer() { # TITLE STEM "NAMES" MODEL FLAGS...: make an output for each seed, on
     done
 }
 
-score() { # score all `answers` to $task by each of its metrics
+score() { # score all `answers` to $task with each of its metrics
     local metric name
     for metric in $metrics; do
         name=$folder/$task/scores_$metric

@@ -1,17 +1,17 @@
 # shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154,SC2206,SC2207 # lists are split into words; files share variables
 # The steps of LaMP-QA's studies, and their variables with the paper's values. A study loops over $category and $model.
 #
-# They make these files:
+# Output files:
 #   $OUT/ranked/<category>_<split>.json, and <category>_<split>_random.json with other users' profiles
 #   $OUT/planner/<category>/best
-#   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: the method ends in _k4 if 4 posts are used
-#   instead of 10, and in _seed1 if the seed is 1 instead of 0; the scores end in _<judge> for a judge that is not the
+#   $OUT/<model>/<split>/<category>/<method>.json and <method>_scores.json: the method ends in _k4 with 4 posts
+#   instead of 10, and in _seed1 with seed 1 instead of 0; the scores end in _<judge> with a judge other than the
 #   paper's, and in _direct if TABLE_STRATEGY is direct: one verdict per answer instead of one per aspect
 #   $OUT/<model>/<split>/<study>.md, or .png and .pdf
 DATA=${DATA-data} OUT=${OUT-output/lampqa} SPLIT=${SPLIT-test}
 CATEGORIES=${CATEGORIES-Art_and_Entertainment Lifestyle_and_Personal_Development Society_and_Culture}
 MODELS=${MODELS-google/gemma-2-9b-it Qwen/Qwen2.5-7B-Instruct}
-OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # models of an API, and the file with its key (else OPENAI_API_KEY)
+OPENAI_MODELS=${OPENAI_MODELS-gpt-4o-mini} KEY=${KEY-} # models behind an API, and a file with its key
 PLANNER_BASE=${PLANNER_BASE-Qwen/Qwen2.5-7B-Instruct}
 ENCODER=${ENCODER-facebook/contriever-msmarco}
 PAPER_JUDGE=Qwen/Qwen2.5-32B-Instruct
@@ -22,9 +22,9 @@ answers=() scored=() systems=() baselines=() spread=()
 declare -A titles=([none]="No personalization" [rag_random]="RAG (random profile)" [rag]="RAG (asker's profile)"
     [planpers]=PlanPers [planpers_gold]="PlanPers, gold plans" [best_of_n]="Best of 8 by a blind judge"
     [pathways]="Pathways of Thoughts" [search_then_answer]="PR2, untrained" [intent]="IAP, untrained")
-known="none rag_random rag planpers planpers_gold best_of_n pathways search_then_answer intent" # what METHODS may name
-role=generator # the role, in a method of one's own, whose model rl.sh trains
-trained="offline_rl dpo vac grasp pr2 iap planner_rl" # what METHODS may name in studies that train (beyond_steps.sh)
+known="none rag_random rag planpers planpers_gold best_of_n pathways search_then_answer intent" # allowed in METHODS
+role=generator # the role in the user's own method whose model rl.sh trains
+trained="offline_rl dpo vac grasp pr2 iap planner_rl" # also allowed in studies that train (beyond_steps.sh)
 
 rank() { # NAME ["NAMES" FLAGS...]: rank the profiles of a split; NAME is the split, or the split followed by _random
     [ -z "${jobs[ranked/${category}_$1]-}" ] || return 0
@@ -33,12 +33,12 @@ rank() { # NAME ["NAMES" FLAGS...]: rank the profiles of a split; NAME is the sp
         --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
 }
 
-rank_with_random_profile() { # rank the test set's own profiles, and as a control those of other users
+rank_with_random_profile() { # rank the asker's own profiles, and as a control those of other users
     rank "$SPLIT"
     rank "${SPLIT}_random" "" --other_profile random --seed 0
 }
 
-train() { # rank the splits that the planner of a category reads, and train it; $SPLIT is ranked already
+train() { # rank the splits that a category's planner reads, and train it; $SPLIT is already ranked
     local split ranked=ranked/$category
     [ -z "${jobs[planner/$category]-}" ] || return 0
     for split in train validation; do
@@ -59,7 +59,7 @@ answer() { # METHOD [POSTS]: make an output for each seed
         rag) waits=$ranked flags=(baselines.py --rag --inputs_addr "$OUT/$ranked.json") ;;
         planpers_gold) waits=$ranked flags=(planpers.py --gold_plan --rag --inputs_addr "$OUT/$ranked.json") ;;
         planpers)
-            # A planner on this machine needs its GPUs, even if the generator is behind an API.
+            # A local planner needs GPUs, even if the generator is behind an API.
             [[ " ${PLANPERS_FLAGS-} " == *" --planner_base_url"* ]] || engine
             waits="$ranked $planner"
             flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json"
@@ -72,7 +72,7 @@ answer() { # METHOD [POSTS]: make an output for each seed
             own_method "${own[$1]}" "$model"
             waits=$ranked flags+=(--inputs_addr "$OUT/$ranked.json")
             ;;
-        *) # the policy that a study in beyond_steps.sh trained
+        *) # a policy trained by beyond_steps.sh
             policy=${model##*/}/train/$category/$1/best waits="$ranked $policy"
             answering "$1" "$OUT/$policy"
             flags+=(--inputs_addr "$OUT/$ranked.json")
@@ -87,7 +87,7 @@ answer() { # METHOD [POSTS]: make an output for each seed
     done
 }
 
-answering() { # METHOD POLICY: set `flags` and the model `by`, for answers by a policy that beyond_steps.sh trained
+answering() { # METHOD POLICY: set `flags`, and `by` to the generator, for answers with a policy trained by beyond_steps.sh
     flags=(baselines.py --rag) by=$2
     case $1 in
         pr2) flags=(baselines.py --method search_then_answer) ;;
@@ -97,7 +97,7 @@ answering() { # METHOD POLICY: set `flags` and the model `by`, for answers by a 
     esac
 }
 
-own_method() { # FILE POLICY: set `flags` and `by` for a method of one's own; its $role has the model POLICY
+own_method() { # FILE POLICY: set `flags` and `by` for the user's own method, whose $role is the model POLICY
     flags=(baselines.py --method "$1" ${METHOD_FLAGS-}) by=$2
     if [ "$role" != generator ]; then
         flags+=(--model "$role=$2") by=$model
@@ -111,7 +111,7 @@ answer_name() { # CATEGORY METHOD POSTS SEED: print the name of an output, witho
     echo "${model##*/}/$SPLIT/$1/$stem"
 }
 
-judge() { # judge all `answers` to a category, while loading the table's judge only once
+judge() { # judge all `answers` of a category in one command, which loads the table's judge once
     local name
     name=scores/${category}_$SPLIT$(judge_suffix)
     engine $(table_judge_flags)
@@ -123,7 +123,7 @@ judge() { # judge all `answers` to a category, while loading the table's judge o
     scored+=("$name")
 }
 
-table_judge_flags() { # those of the table's judge; another judge than $JUDGE does not have its flags
+table_judge_flags() { # print the flags of the table's judge: JUDGE_FLAGS apply only to $JUDGE
     if [ -n "${TABLE_JUDGE-}" ]; then echo "${TABLE_JUDGE_FLAGS-}"; else echo "${JUDGE_FLAGS-}"; fi
 }
 
@@ -140,7 +140,7 @@ score_files() { # METHOD POSTS SEED: print the score files of $model, one for ea
     done
 }
 
-row() { # TITLE METHOD: add a row for $model to the table; several seeds get a row each, and one for their spread
+row() { # TITLE METHOD: add a row for $model to the table; with several seeds, one row each and one for their spread
     local seed title titles=()
     for seed in $SEEDS; do
         title=$1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reinforcement learning of a method of one's own: in each of ROUNDS rounds, the newest policy answers QUESTIONS training
+# Reinforcement learning for your own method: in each of ROUNDS rounds, the newest policy answers QUESTIONS training
 # questions N times, the judge scores the answers, and GRPO learns from the calls of one ROLE. The best round by validation
 # score answers the test set, beside the untrained method.
 #
@@ -11,12 +11,12 @@
 N=${N-8}
 source utils/studies/beyond_steps.sh || exit 2 # not in the root of the repository
 if [[ ${METHOD-} != *.py || ! -f $METHOD ]]; then
-    echo "error: METHOD=${METHOD-}: give the file of a method: METHOD=mine.py bash utils/studies/rl.sh" >&2 && exit 2
+    echo "error: METHOD=${METHOD-}: must be the file of a method: METHOD=mine.py bash utils/studies/rl.sh" >&2 && exit 2
 fi
 role=${ROLE-generator} name=${METHOD##*/}
 name=${name%.py}
 if [[ " $trained " == *" ${name}_rl "* ]]; then
-    echo "error: METHOD=$METHOD: ${name}_rl is another method here; give the file another name" >&2 && exit 2
+    echo "error: METHOD=$METHOD: ${name}_rl is the name of an included method; rename the file" >&2 && exit 2
 fi
 own[$name]=$METHOD
 titles[$name]="$name, untrained" titles[${name}_rl]="$name, trained"

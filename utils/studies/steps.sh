@@ -1,28 +1,29 @@
-# shellcheck shell=bash disable=SC2034 # the studies use what functions set
+# shellcheck shell=bash disable=SC2034 # the studies use variables that functions set
 # The functions of all studies. A study sets its variables and sources this file, from the root of the repository.
 #
 #   step NAME "NAMES IT WAITS FOR" COMMAND...   run a command, and end the study if it fails
-#   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a command that needs no GPU, such as one that makes a table
+#   draw NAME "NAMES IT WAITS FOR" COMMAND...   the same for a command without a GPU and without --dry_run (tables, ...)
 #
-# A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
-# resumes it. The environment may have these variables:
-#   DRY_RUN=1                   run each command with --dry_run, unless its inputs are not made yet; continue if it finds a
-#                               mistake, and print the sum of all counts, and each mistake once, at the end
-#   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; SBATCH has sbatch's options
-#   GPUS=4                      GPUs per step: processes of a training, copies of any other model
+# A step is named after its output, without $OUT/. Finished commands end at once, so running a study again resumes it.
+# Environment variables:
+#   DRY_RUN=1                   run each command with --dry_run if its inputs exist; continue after a mistake, and print
+#                               the total of all counts, and each mistake once, at the end
+#   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for the steps it names; the value is sbatch's
+#                               options
+#   GPUS=4                      GPUs per step: processes of a training run, or copies of a model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
-#   METHOD_FLAGS                further flags of methods of one's own (METHODS="none mine.py")
+#   METHOD_FLAGS                further flags of your own methods (METHODS="none mine.py")
 set -euo pipefail
 [ -f utils/studies/steps.sh ] || { echo "error: run studies from the root of the repository" >&2 && exit 2; }
 GPUS=${GPUS:-1} OUT=${OUT%/}
-[[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: give a folder without spaces and %" >&2 && exit 2; }
+[[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: must not contain spaces or %" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
-declare -A own=()  # the file of each method of one's own, by name
-tables=()          # files that the study prints at its end
+declare -A own=()  # the files of the user's own methods, by name
+tables=()          # files to print at the end
 declare -A makers=() # in a dry run, the step that makes each file or folder
 makes='--output_dataset_addr --output_dir --link_addr --output_addr --worst_addr --score_addr'
-# In a dry run: the errors and the number of steps with each, the number of steps that wait for others, the number that
-# use each local model, and the file of what the others print
+# In a dry run: the errors, the number of steps with each error, the number of steps that wait for others, the number of
+# steps that use each local model, and a file with the output of the steps that ran.
 errors=() waiting=0 counted=''
 declare -A num_steps=() models=()
 [ -z "${DRY_RUN-}" ] || counted=$(mktemp)
@@ -39,7 +40,7 @@ finish() {
     exit "$code"
 }
 
-sum_up() { # add up the totals that utils/runs/driver.py prints
+sum_up() { # add up the lines with totals that utils/runs/driver.py prints
     LC_ALL=C awk -v waiting="$waiting" '
         /^total: / {
             is_open += /at least/
@@ -97,7 +98,7 @@ step() {
     fi
 }
 
-count() { # NAME COMMAND...: make a dry run, if the command has one and no file is missing that another step makes
+count() { # NAME COMMAND...: run a step's command with --dry_run, unless it lacks a file that an earlier step makes
     local name=$1 word flag='' made maker code=0 missing=''
     shift
     for word in "$@"; do
@@ -105,8 +106,9 @@ count() { # NAME COMMAND...: make a dry run, if the command has one and no file 
         [[ $word == */* ]] || continue
         [ "$flag" != --model ] || word=${word#*=} # NAME=PATH
         made=${word%.trace.jsonl} made=${made%.plans.json}
-        [[ ${made##*/} != @(best|last) ]] || made=${made%/*} # in the folder that a step makes
-        [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}" # noted once: later steps may read it with the same flag
+        [[ ${made##*/} != @(best|last) ]] || made=${made%/*} # best and last are in a step's output folder
+        # The first step with this flag writes the file; later ones read it.
+        [[ " $makes " != *" $flag "* ]] || : "${makers[$made]:=$name}"
         maker=${makers[$made]-$name}
         if [ "$maker" = "$name" ] && [[ $flag == --@(model_addr|planner_model|evaluator_llm) ]]; then
             [[ " $* " == *" --openai "* ]] || models[$word]=$((${models[$word]-0} + 1))
@@ -140,21 +142,21 @@ draw() { # like `step`, for a script without --dry_run
     GPUS=0 IS_DRAWN=1 step "$@"
 }
 
-words() { # COMMAND...: print it in a form that can be pasted, without the passwords and keys in its addresses
+words() { # COMMAND...: print a command so that it can be pasted, without the passwords and keys in its addresses
     local text
     text=$(printf '%q ' "$@")
     sed -E -e 's#://[^/?\# ]*@#://#g' \
         -e 's#([?&][^=& ]*(key|token|secret|pass|sig|auth|code)[^=& ]*=)([^ &\]|\\[^&])*#\1***#gI' <<<"${text% }"
 }
 
-submit() { # NAME "NAMES" COMMAND...: submit a job, or in a dry run print how
+submit() { # NAME "NAMES" COMMAND...: submit a job, or in a dry run print the sbatch command
     local name=$1 after='' one printed options command
     for one in $2; do after+=:${jobs[$one]}; done
     shift 2
-    # shellcheck disable=SC2206 # they are words
+    # shellcheck disable=SC2206 # $SBATCH is split into words
     options=("--gres=gpu:$GPUS" $SBATCH)
-    [ "$GPUS" != 0 ] || options=("${options[@]:1}" --gres=none) # whatever $SBATCH asks for
-    # Jobs of one name, which write the same file, run one at a time.
+    [ "$GPUS" != 0 ] || options=("${options[@]:1}" --gres=none) # this overrides $SBATCH
+    # Jobs with the same name write the same file, so they run one at a time (singleton).
     command=(sbatch --parsable --export=ALL --kill-on-invalid-dep=yes "${options[@]}"
         "--job-name=${OUT##*/}.${name//\//.}" "--output=$OUT/logs/%x.log" "--dependency=${after:+afterok$after,}singleton")
     if [ -n "${DRY_RUN-}" ]; then
@@ -163,23 +165,23 @@ submit() { # NAME "NAMES" COMMAND...: submit a job, or in a dry run print how
     else
         mkdir -p "$OUT/logs"
         printed=$("${command[@]}" utils/slurm/job.sbatch "$@")
-        one=$(tail -n 1 <<<"$printed") # a cluster's own sbatch may print more before it
+        one=$(tail -n 1 <<<"$printed") # a cluster's sbatch may print other lines first
         [[ $one =~ ^[0-9]+(;.*)?$ ]] || { echo "error: sbatch printed no job id, but: $one" >&2 && exit 2; }
-        jobs[$name]=${one%%;*} # in a federation the cluster's name follows
+        jobs[$name]=${one%%;*} # in a federation, the cluster's name follows the id
         echo "job ${jobs[$name]}"
     fi
 }
 
-# check_models: check that there is a model, and remove a slash at the end of a name, whose last part names a folder
+# check_models: check that there is a model, and remove trailing slashes, because a name's last part names a folder
 check_models() {
-    local here behind
-    # shellcheck disable=SC2206 # names are words
-    here=($MODELS) behind=($OPENAI_MODELS)
-    MODELS=${here[*]%/} OPENAI_MODELS=${behind[*]%/}
+    local local_models api_models
+    # shellcheck disable=SC2206 # names are split into words
+    local_models=($MODELS) api_models=($OPENAI_MODELS)
+    MODELS=${local_models[*]%/} OPENAI_MODELS=${api_models[*]%/}
     [ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
 }
 
-# name_methods "NAMES": set `methods`, the names of METHODS (some of NAMES, or files of one's own), and the files, `own`
+# name_methods "NAMES": set `methods` to the names in METHODS (some of NAMES, or Python files), and `own` to the files
 name_methods() {
     local method name
     methods=()
@@ -189,21 +191,21 @@ name_methods() {
             name=${method##*/} name=${name%.py}
             [ -f "$method" ] || { echo "error: METHODS: $method: no such file" >&2 && exit 2; }
             if [[ " $1 ${trained-} " == *" $name "* ]]; then
-                echo "error: METHODS: $method: a method here is called $name; give the file another name" >&2 && exit 2
+                echo "error: METHODS: $method: $name is the name of an included method; rename the file" >&2 && exit 2
             fi
             own[$name]=$method
         elif [[ " $1 " != *" $method "* ]]; then
-            echo "error: METHODS: $method: unknown; give the file of a method (mine.py), or some of: $1" >&2 && exit 2
+            echo "error: METHODS: $method: unknown; use a Python file (mine.py), or some of: $1" >&2 && exit 2
         fi
         if [[ " ${methods[*]-} " == *" $name "* ]]; then
             echo "error: METHODS: two are called $name" >&2 && exit 2
         fi
         methods+=("$name")
     done
-    [ -n "${methods[*]-}" ] || { echo "error: METHODS is empty; give some of: $1" >&2 && exit 2; }
+    [ -n "${methods[*]-}" ] || { echo "error: METHODS is empty; use some of: $1" >&2 && exit 2; }
 }
 
-# answer_flags FLAGS: print them, without prices if the model of `access` is local, because its scripts refuse prices
+# answer_flags FLAGS: print the flags, without prices if the model of `access` is local, because scripts then refuse them
 answer_flags() {
     if [ -n "${api[*]-}" ]; then
         echo "$*"
@@ -212,14 +214,14 @@ answer_flags() {
     fi
 }
 
-# access MODEL: set `api`, the flags of a model behind an API (none if it is local), and call `engine` with them
+# access MODEL: set `api`, the flags for a model behind an API (empty if it is local), and call `engine` with them
 access() {
     api=()
     [[ " $OPENAI_MODELS " != *" $1 "* ]] || api=(--openai ${KEY:+--api_key_addr "$KEY"})
     engine "${api[@]}"
 }
 
-# engine FLAGS...: set `engine`, the flags that put a model on all GPUs, and `gpus`, the number that its step needs
+# engine FLAGS...: set `engine`, the flags that run a model on all GPUs, and `gpus`, the number of GPUs that the step needs
 engine() {
     engine=() gpus=$GPUS
     if [[ " $* " == *" --openai "* ]]; then
@@ -229,8 +231,8 @@ engine() {
     fi
 }
 
-# training STEP SIZE: set `training`, the words that start a training, and `batch`, the flags with which its GPUs share the
-# STEP questions of each update, at most SIZE at a time
+# training STEP SIZE: set `training`, the launch command, and `batch`, the flags that divide the STEP questions of each
+# update among the GPUs, at most SIZE at a time
 training() {
     local share=$(($1 / (GPUS > 1 ? GPUS : 1))) size
     size=$(($2 < share ? $2 : share))

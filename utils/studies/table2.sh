@@ -5,7 +5,7 @@
 #   DRY_RUN=1 bash utils/studies/table2.sh                        # count requests and find mistakes; run nothing
 #   SBATCH="--partition=gpu" bash utils/studies/table2.sh         # as SLURM jobs
 #   MODELS=my/model OPENAI_MODELS= SEEDS="0 1 2" bash utils/studies/table2.sh
-#   METHODS="none rag mine.py" bash utils/studies/table2.sh       # other rows, also methods of one's own
+#   METHODS="none rag mine.py" bash utils/studies/table2.sh       # other rows, also your own methods
 STUDY=${STUDY-table2} METHODS=${METHODS-none rag_random rag planpers}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 name_methods "$known"
@@ -27,7 +27,7 @@ done
 for model in $MODELS $OPENAI_MODELS; do
     systems=() baselines=() spread=()
     for method in "${methods[@]}"; do row "${titles[$method]-$method}" "$method"; done
-    # shellcheck disable=SC2206 # they are words
+    # shellcheck disable=SC2206 # seeds are split into words
     seeds=($SEEDS)
     if ((${#baselines[@]} == ${#methods[@]} * ${#seeds[@]})); then # every row is a baseline: keep only the first
         baselines=("${baselines[@]:0:${#methods[@]}>1?${#seeds[@]}:0}")

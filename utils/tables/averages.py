@@ -1,6 +1,6 @@
 """The averages of score files over the same questions, as a table computes them, to choose between models."""
 
-from utils.base.errors import UserError, counted
+from utils.base.errors import UserError, count_noun
 from utils.benchmarks import tasks
 from utils.data.scores import Scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
@@ -32,4 +32,4 @@ def compare_averages(scores: dict[str, Scores]) -> tuple[list[float], str]:
         strata = strata_of(task, entries)
         average = strata.get(MACRO) or list(strata.values())[-1]
         averages.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
-    return averages, f"{len(common)} of {counted(len(ids[0]), 'question')} with a score in every file"
+    return averages, f"{len(common)} of {count_noun(len(ids[0]), 'question')} with a score in every file"

@@ -78,5 +78,5 @@ def joined_by(groups: list[tuple[str, list[str]]] | None) -> dict[str, str]:
     for group, names in groups or ():
         for name in names:
             if group_of.setdefault(name, group) != group:
-                raise UserError(f"--groups: {quote(name)} is in {group_of[name]} and in {group}; give it once")
+                raise UserError(f"--groups: {quote(name)} is in {group_of[name]} and in {group}; use it once")
     return group_of

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from prompts import FOLDER, load_prompt
-from utils.base.errors import counted, named, plural, printable, quote
+from utils.base.errors import count_noun, count_plural, plural, printable, quote
 from utils.base.manifest import manifest_of
 from utils.benchmarks.lampqa.task import PUBLIC_CODE, VERBATIM
 from utils.benchmarks.readers import one_line
@@ -84,12 +84,12 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
             f"the best system, {system.name}, {number(means[system])}."
         )
     if without_group := {e["id"] for system in systems for e in system.entries if e["group"] == NO_GROUP}:
-        yield f"{counted(len(without_group), 'question')} without a {task.group_words[0]}, only in the column {ALL}."
+        yield f"{count_noun(len(without_group), 'question')} without a {task.group_words[0]}, only in the column {ALL}."
     if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         group, _, subgroup = task.group_words
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
         yield (
-            f"Warning: {counted(len(unplaced), 'question')} in no column, because the {group} is unknown for "
+            f"Warning: {count_noun(len(unplaced), 'question')} in no column, because the {group} is unknown for "
             f"{subgroup} {one_line(names)}; {task.files.facts} lists the {plural(subgroup)}."
         )
     all_ids = set().union(*(system.scored_ids for system in systems))
@@ -99,7 +99,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
     elif among is not None and all_ids - among:
         parts = parts or f"of {len(all_ids)}, by all metrics"
-        yield f"Means are over the {counted(len(among), 'question')} scored for all systems: {parts}."
+        yield f"Means are over the {count_noun(len(among), 'question')} scored for all systems: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
@@ -108,25 +108,25 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         number = sum(len(entry["details"]) for entry in system.questions)
         unanswered = sum(map(unanswered_samples, system.questions))
         missing = f"; {unanswered} of them without an answer, which count {metric.worst}" if unanswered else ""
-        yield f"the means over {counted(number, SAMPLE)} of {counted(len(system.questions), 'question')}{missing}"
+        yield f"the means over {count_noun(number, SAMPLE)} of {count_noun(len(system.questions), 'question')}{missing}"
     counts_as = {
         "question": (system.num_unanswered, " without an answer"),
         "unreadable answer": (sum(map(metric.is_unreadable, system.questions)), ""),
     }
     for noun, (count, without) in counts_as.items():
         if count:
-            yield f"{counted(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
+            yield f"{count_noun(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
     if raw_json := system.num_raw_json:
-        yield f"{counted(raw_json, 'answer')} left as JSON, which is longer than the text inside"
+        yield f"{count_noun(raw_json, 'answer')} left as JSON, which is longer than the text inside"
     if truncated := system.num_truncated:
-        yield f"{counted(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
+        yield f"{count_noun(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_without_plan:
-        yield f"{counted(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
+        yield f"{count_noun(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
     if system.excluded:
         only = ", and is compared only as a baseline" if system.excluded == CONTROL else ""
         yield f"{system.excluded}; it has neither bold nor daggers{only}"
     if missing := system.unscored:
-        units, questions = counted(sum(missing), metric.unit), counted(len(missing), "question")
+        units, questions = count_noun(sum(missing), metric.unit), count_noun(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
         treatment = "they are left out of their questions' means" if metric.unit == SAMPLE else treatment
         yield f"{units} without a verdict, in {questions}; {treatment}"
@@ -134,13 +134,13 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
     counts = {"answer": origins, "verdict": manifests}
     counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
-    if unfinished := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
+    if unfinished := " and ".join(count_noun(count, noun) for noun, count in counts.items() if count):
         yield f"{unfinished} missing, because thoughts were unfinished"
     if bare := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
-        yield f"{named(bare, WITHOUT_PROFILE)}, made from the question alone"
+        yield f"{count_plural(bare, WITHOUT_PROFILE)}, made from the question alone"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
-        yield f"{unusable} of {counted(calls, 'call')} to its {role} unusable"
+        yield f"{unusable} of {count_noun(calls, 'call')} to its {role} unusable"
     judges = set().union(*(judges_of(manifest.get("settings", {})) for manifest in manifests))
     if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
         yield "trained or chosen by scores of the judge that scores it here, which may overrate it"
@@ -153,7 +153,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"partly scored in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
-        yield f"{counted(len(empty), 'question')} without {plural(metric.unit)}, not scored: {few(empty)}"
+        yield f"{count_noun(len(empty), 'question')} without {plural(metric.unit)}, not scored: {few(empty)}"
 
 
 def describe_selection(by: dict[str, Any]) -> str:
@@ -161,7 +161,7 @@ def describe_selection(by: dict[str, Any]) -> str:
     if "learnt" in by:
         return f"each response is the best of {by['samples']} by a ranker that learned from scores ({by['learnt']})"
     which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
-    unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
+    unscored = f"; {count_noun(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
     return f"each response is {which}, which saw {', '.join(by['saw']) or 'no rubric'}{unscored}"
 
 
@@ -253,11 +253,13 @@ def describe_scores(
 
 def describe_mean(task: Task, scores: Scores) -> str:
     mean = "none" if scores["score"] is None else f"{scores['score']:z.4f}"
-    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
+    text = f"score {mean} over {count_noun(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
     if "num_orders" in scores:
         text += f"; {scores['score_over_orders']:z.4f} as the mean over {scores['num_orders']} orders of the options"
     if "num_identical_to_right" in scores:
-        text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options that have the right text"
+        text += (
+            f"; {count_noun(scores['num_identical_to_right'], 'question')} with two options that have the right text"
+        )
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         among = "more" if metric.is_unbounded else "of them"
@@ -271,9 +273,9 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if "num_selected" in scores:
         text += f"; {scores['num_selected']} {SELECTED}, so not comparable"
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
-        text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
+        text += f"; {count_noun(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:
-        text += f"; {counted(scores['num_unscored'], metric.unit)} unscored"
+        text += f"; {count_noun(scores['num_unscored'], metric.unit)} unscored"
         text += "" if metric.is_unbounded else f" (as zeros: {scores['score_unscored_as_zero']:z.4f})"
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
@@ -281,7 +283,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
         alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
         merged, agreement = "majority" if metric.is_share else "means", "none" if alpha is None else f"{alpha:.3f}"
         text += f"; {merged} of {scores['num_verdicts']} verdicts, self-agreement {agreement}"
-        text += f", {counted(missing, 'verdict')} missing" if missing else ""
+        text += f", {count_noun(missing, 'verdict')} missing" if missing else ""
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     if any("samples" in entry for entry in scores["per_question_scores"]) and not metric.pooled:
@@ -293,7 +295,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
             (sum(map(unanswered_samples, entries)), "without an answer"),
         ]
         counts = ", ".join(f"{count} {what}" for count, what in left_out if count)
-        number = counted(sum(len(entry["details"]) for entry in entries), SAMPLE)
+        number = count_noun(sum(len(entry["details"]) for entry in entries), SAMPLE)
         text += f"; mean of the questions' means over {number} {f'{fmean(known):z.4f}' if known else 'none'}"
         text += f" ({counts})" if counts else ""
     return text
@@ -316,14 +318,14 @@ def describe_average(task: Task, scores: Scores) -> str:
 def describe_wins(scores: Scores) -> str:
     rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
     text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
-    text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
+    text += f"of {count_noun(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
     if any(scores["num_unanswered"]):
         first, second = scores["num_unanswered"]
         text += f"; not judged: {first} without the first system's answer, {second} without the second's"
     if scores["num_unscored"]:
         unscored = scores["num_questions"] - scores["num_scored_questions"]
         missing = scores["num_unscored"]
-        text += f"; {counted(unscored, 'question')} unscored, because {counted(missing, 'verdict')} "
+        text += f"; {count_noun(unscored, 'question')} unscored, because {count_noun(missing, 'verdict')} "
         text += "is missing" if missing == 1 else "are missing"
     if (test := sign_test(scores["wins"], scores["losses"])) is not None:
         text += f"; sign test p = {p_text(test['p'])}"

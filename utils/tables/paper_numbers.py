@@ -47,7 +47,7 @@ def read_paper(
         metric: the metric's name; the paper's table may not name another one.
         shown: our columns' names by the paper's names, for a benchmark of several tasks (see `Task.scored_by`).
     """
-    missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
+    missing = UserError(f"--paper: the paper has no numbers for {task.name}; remove the flag")
     if task.files.paper_results is None:
         raise missing
     data = read_json(task.files.paper_results)
@@ -82,9 +82,7 @@ def read_paper(
         marks = zip(columns, printed.get("daggers", ()), strict=False)
         daggers |= {(method, column) for column, dagger in marks if dagger and column in placed}
     if not scores and shown is None:
-        raise UserError(
-            f"--paper: the paper has no numbers for the columns {few(columns_of(task))}; leave the flag out"
-        )
+        raise UserError(f"--paper: the paper has no numbers for the columns {few(columns_of(task))}; remove the flag")
     if not scores:
         raise missing
     notes = (entry for entry in data["misprints"] if table in entry["tables"] and entry["model"] == model)

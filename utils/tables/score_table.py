@@ -7,7 +7,7 @@ from statistics import fmean, mean, stdev
 from types import MappingProxyType
 from typing import Any
 
-from utils.base.errors import UserError, counted, plural, quote
+from utils.base.errors import UserError, count_noun, plural, quote
 from utils.tables.columns import (
     MACRO,
     PERMUTATION,
@@ -164,7 +164,7 @@ def rows_over_seeds(boards: list[Board], methods: dict[str, list[str]]) -> Itera
             labels = ", ".join(row.label for row in rows)
             raise UserError(
                 f"--seeds {quote(method)}: {labels}: only some of these rows are comparable with other systems\n"
-                "  give them as two methods"
+                "  list them as two methods"
             )
         spreads = {}
         for column in columns_in(boards):
@@ -308,7 +308,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     cluster = cluster_names(comparison.board for comparison in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
     ordinary = [comparison for comparison in comparisons if not comparison.is_excluded]
-    tested = counted(sum(comparison.p_values[comparison.test] is not None for comparison in ordinary), "comparison")
+    tested = count_noun(sum(comparison.p_values[comparison.test] is not None for comparison in ordinary), "comparison")
     is_corrected = comparisons[0].is_corrected
     correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
     if marked and ordinary:
@@ -332,7 +332,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         why = f"fewer than two {units} in one {comparisons[0].board.task.group_words[0]}, or {alike}"
         if not any(comparison.num_questions for comparison in untested):
             why = "no paired questions"
-        yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
+        yield f"{count_noun(len(untested), 'comparison')} without a {named}: {why}."
 
 
 def left_out_notes(comparisons: list[Comparison]) -> list[str]:
@@ -343,7 +343,7 @@ def left_out_notes(comparisons: list[Comparison]) -> list[str]:
 def _describe_pairs(comparison: Comparison) -> str:
     paired, only_system, only_baseline, neither = comparison.pairing
     return comparison.board.note(
-        f"{comparison.system} and {comparison.baseline}: {counted(paired, 'paired question')}; left out: "
+        f"{comparison.system} and {comparison.baseline}: {count_noun(paired, 'paired question')}; left out: "
         f"{only_system} scored only for {comparison.system}, {only_baseline} only for {comparison.baseline}, "
         f"{neither} for neither."
     )

@@ -9,7 +9,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from utils.base.errors import UserError, counted, first_five, kind, plural, quote
+from utils.base.errors import UserError, count_noun, first_five, kind, plural, quote
 from utils.base.manifest import manifest_of, settings_of
 from utils.benchmarks import tasks
 from utils.benchmarks.metric import Metric
@@ -162,7 +162,7 @@ def add_board_arguments(parser: argparse._ActionsContainer) -> None:
 def boards_of(args: argparse.Namespace) -> list[Board]:
     """Read the systems of --system; UserError unless they are comparable."""
     if args.samples and args.unscored_as_zero:
-        raise UserError("--unscored_as_zero: has no effect with --samples all; leave one of them out")
+        raise UserError("--unscored_as_zero: has no effect with --samples all; remove one of them")
     joined = joined_by(args.groups)
     return read_boards(
         args.system, args.unscored_as_zero, args.allow_partial, args.by, joined, over_samples=bool(args.samples)
@@ -174,9 +174,9 @@ def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for name, *paths in arguments:
         if not paths:
-            raise UserError(f"--system {name!r}: no file; give a name, then one or more files")
+            raise UserError(f"--system {name!r}: needs a name, then one or more files")
         if one_line(name) in rows:
-            raise UserError(f"--system {name!r} is given twice; give all its files to one --system")
+            raise UserError(f"--system {name!r} appears twice; list all its files after one --system")
         rows[one_line(name)] = paths
     return rows
 
@@ -232,7 +232,7 @@ def _with_samples(task: Task, name: str) -> Task:
     """Return the task with a metric whose parts are samples; UserError if its score is not a mean over questions."""
     metric = task.metrics[name]
     if metric.pooled:
-        raise UserError(f"--samples: {name} is not a mean over questions; leave the flag out, or use another metric")
+        raise UserError(f"--samples: {name} is not a mean over questions; remove the flag, or use another metric")
     metric = replace(metric, unit=SAMPLE, is_share=False, is_unreadable=lambda entry: False)
     return replace(task, metrics={**task.metrics, name: metric})
 
@@ -304,7 +304,7 @@ def divide(board: Board, name: str) -> Board:
     """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
-        remedy = f"use {', '.join(task.divisions)}" if task.divisions else "leave the flag out"
+        remedy = f"use {', '.join(task.divisions)}" if task.divisions else "remove the flag"
         raise UserError(f"--by {quote(name)}: not supported for {task.name}; {remedy}")
     files = [file for system in board.systems for file in system.files.items()]
     for path, scores in files:
@@ -340,9 +340,9 @@ def _check_same_questions(systems: list[System]) -> None:
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids):
             raise UserError(
-                f"--system {system.name!r} ({few(system.files)}) "
-                f"lacks {len(lacking)} of {counted(len(all_ids), 'question')} of all systems: {first_five(lacking)}\n"
-                "  give score files of the same questions, or --allow_partial to compare the common ones"
+                f"--system {system.name!r} ({few(system.files)}) lacks {len(lacking)} of "
+                f"{count_noun(len(all_ids), 'question')} of all systems: {first_five(lacking)}\n"
+                "  use score files of the same questions, or add --allow_partial to compare the common ones"
             )
 
 

@@ -1,7 +1,8 @@
 """A training run's folder and its checkpoints: folders checkpoint-<step>, complete once they have manifest.json.
 
-A regular checkpoint is saved every --save_steps and at the end, after its evaluation. An interim one serves only for
-resuming: it is saved on a signal, or after some time without a checkpoint, and deleted once a later one is complete.
+A regular checkpoint is saved every --save_steps and at the end, after its evaluation. An interim checkpoint exists only
+to resume from: it is saved on a signal, or after some time without a checkpoint, and deleted once a later checkpoint
+is complete.
 """
 
 import argparse
@@ -10,35 +11,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.base.errors import UserError, counted, is_first_process
+from utils.base.errors import UserError, count_noun, is_first_process
 from utils.base.manifest import differences, read_folder_manifest
 from utils.base.writing import STAGED, Lock, check_could_write, check_free, replace_link
 
-STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # files of a checkpoint that only a resumed run reads
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which checkpoint is the best, and how many are kept."""
+    """How the best checkpoint is chosen, when training stops early, and which checkpoints are kept."""
 
-    figure: str  # the evaluation's figure that decides
-    name: str  # the figure's name in manifests
-    words: str  # the figure's name in messages
+    figure: str  # the evaluation's figure that decides, by its name in the log
+    name: str  # its name in manifests
+    words: str  # its name in messages
     higher_is_better: bool = False
     patience: int | None = None  # stop after this many evaluations without a better one; None: never stop
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
     def is_over(self, args: Any, step: int, best_step: int | None) -> bool:
-        """Return whether a training ends at this step: it is the last one, or patience has run out."""
+        """Return whether training ends at this step: the last step is reached, or patience has run out."""
         worse = (step - (best_step or 0)) // args.save_steps  # evaluations since the best, or since the start
         return step >= args.max_steps or (self.patience is not None and worse >= self.patience)
 
     def describe_end(self, figures: dict[str, Any]) -> str:
-        """Return how a training has ended, from the result of `Resumable.learn`."""
+        """Return a sentence on how training ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
-            return f"{counted(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
+            return (
+                f"{count_noun(figures['steps'], 'step')}; nothing was evaluated; the last checkpoint is linked as last"
+            )
         best = f"{self.words} {figures[self.name]:z.4f}"
-        return f"{counted(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
+        return f"{count_noun(figures['steps'], 'step')}; best is checkpoint-{figures['best_step']}, {best}"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Run:
     folder: Path
     checkpoint: Path | None  # the last complete checkpoint, to resume from; None: start from step 0
     lock: Lock | None  # held by the first of several processes; None in the others
-    replaced: list[Path]  # checkpoints of an earlier run, deleted when this run begins
+    replaced: list[Path]  # checkpoints of an earlier run, which this run deletes when it begins
 
 
 def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
-    """Return `open_run`'s result, or raise its UserError, without locking or writing anything; for a dry run."""
+    """Do the checks of `open_run` for a dry run, without locking or writing anything."""
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json")
     if is_first_process():
@@ -80,21 +83,21 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 
 
 def _find_run(args: argparse.Namespace, settings: dict[str, Any], lock: Lock | None) -> Run:
-    """Return the run that resumes from the last complete checkpoint, or replaces all; UserError as in `open_run`."""
+    """Return the run: it resumes from the last complete checkpoint, or replaces all. UserError as in `open_run`."""
     folder = Path(args.output_dir)
-    taken = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
-    if taken:
+    not_links = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
+    if not_links:
         raise UserError(
-            f"{taken[0]}: a link to a checkpoint will be made here; move it away, or give another --output_dir"
+            f"{not_links[0]}: a link to a checkpoint will be made here; move it away, or choose another --output_dir"
         )
     checkpoints, manifest = find_checkpoints(folder), read_folder_manifest(folder)
     if checkpoints and manifest is None:
-        raise UserError(f"{folder}: holds checkpoints of another program; give another --output_dir")
+        raise UserError(f"{folder}: holds checkpoints of another program; choose another --output_dir")
     differing = differences(manifest["settings"], settings) if checkpoints else ""
     if differing and not args.overwrite:
         raise UserError(
-            f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
+            f"{folder}: holds a run with other settings: {differing}\n"
+            "  choose another --output_dir, or add --overwrite to delete its checkpoints and start over"
         )
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)
@@ -130,7 +133,9 @@ def is_interim(args: Any, step: int) -> bool:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that no half-deleted folder looks complete
+    (checkpoint / "manifest.json").unlink(
+        missing_ok=True
+    )  # first, so that a half-deleted folder does not look complete
     shutil.rmtree(checkpoint)
 
 

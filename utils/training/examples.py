@@ -1,4 +1,4 @@
-"""What a command trains, and the examples that it learns from: prompts and texts as token ids."""
+"""What a command trains, and its training examples: prompts and texts as token ids."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any
 
 from prompts import Prompt
 from utils.base.cli import Arguments
-from utils.base.errors import UserError, counted, first_five, named, quote
+from utils.base.errors import UserError, count_noun, count_plural, first_five, quote
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 from utils.generation.chat import LocalChat, PlainText
 from utils.generation.fitting import Fitted, Window
 from utils.training.checkpoints import Selection
 
-Texts = dict[str, tuple[str, bool]]  # by question id, what the model wrote, and whether it was cut
+Texts = dict[str, tuple[str, bool]]  # by question id: the text that the model wrote, and whether it was cut
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Lesson:
     target: str
     rejected: str | None = None  # dpo: the text that is worse than the target
     notes: str | None = None  # distill: what only the teacher sees
-    num_contexts: int | None = None  # distill: posts in the prompt that the sample answered, if known
-    is_cut: bool = False  # target or rejected text ended at a token limit when it was written
+    num_contexts: int | None = None  # distill: posts in the sample's prompt, if known
+    is_cut: bool = False  # the target or the rejected text was cut at a token limit when it was written
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Example:
     record: Record
     fitted: Fitted
     target: array  # token ids of the text, then the token that ends it
-    is_cut: bool = False  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
+    is_cut: bool = False  # a text to learn was cut: at a token limit when it was written, or to the longest output here
     rejected: Sequence[int] = ()  # dpo: token ids of the worse text
     teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
-    advantage: float = 0.0  # grpo: of the sample that the text is part of; of a shared call, their sum
-    temperature: float = 1.0  # grpo: at which the text was sampled
+    advantage: float = 0.0  # grpo: the advantage of the call's sample; of a shared call, the sum over its samples
+    temperature: float = 1.0  # grpo: the temperature at which the text was sampled
 
     @property
     def prompt(self) -> Any:
@@ -50,7 +50,7 @@ class Example:
 
     @property
     def length(self) -> int:
-        """An upper bound of the tokens that the model computes at once: longest prompt plus longest text."""
+        """An upper bound of the tokens in one forward pass: the longest prompt plus the longest text."""
         return max(len(self.prompt), len(self.teacher)) + max(len(self.target), len(self.rejected))
 
 
@@ -67,7 +67,7 @@ class Training:
     validation: list[Example]  # if empty, nothing is evaluated
     score: Callable[[Texts], dict[str, float]]  # returns an evaluation's figures
     load_trainer: Callable[[], type]  # imports torch
-    notes: Sequence[str] = ()  # what was left out of the data, and why, for the manifest
+    notes: Sequence[str] = ()  # for the manifest: what was skipped, and why
 
     @property
     def value_bytes(self) -> int:
@@ -85,18 +85,19 @@ def make_examples(
     teacher: Prompt | None = None,
     cuts_targets: bool = True,
 ) -> list[Example]:
-    """Make an example of each lesson, with the prompt of baselines.py or planpers.py.
+    """Return an example for each lesson, with the same prompt as in baselines.py or planpers.py.
 
-    Questions whose prompt does not fit a causal model are left out. The student sees the posts that its sample's prompt
-    had (UserError if they do not fit), and the teacher as many of them as fit beside the rubric.
+    Questions whose prompt does not fit into a chat model's window are skipped. For distillation, the student sees the
+    same posts as its sample's prompt (UserError if they do not fit), and the teacher as many of these as fit beside the
+    rubric.
 
     Args:
-        cuts_targets: cut a text to the longest output that the window allows. Otherwise texts are whole, and take the
-            room that they need in the window.
+        cuts_targets: whether a text is cut to the longest output that the window allows. If False, texts stay whole,
+            and prompts get the rest of the window.
     """
     examples = []
     for lesson in lessons:
-        record, taught = lesson.record, array("i")
+        record, teacher_prompt = lesson.record, array("i")
         most_tokens = window.max_tokens if cuts_targets else window.length
         (target, is_cut), (rejected, is_rejected_cut) = (
             render_text(text, window.chat, most_tokens) for text in (lesson.target, lesson.rejected or "")
@@ -109,25 +110,25 @@ def make_examples(
             fitted = room.fit(prompt, items, task.join, **lesson.values)
         if teacher is not None and fitted is not None:
             if (number := fitted.num_contexts_used) != (lesson.num_contexts or number):
-                problem = f"its sample's prompt had {counted(lesson.num_contexts, 'post')}, but {number} fit here"
+                problem = f"its sample's prompt had {count_noun(lesson.num_contexts, 'post')}, but {number} fit here"
                 remedy = "sample with --max_tokens as large as --max_target_length, and the same --max_model_len"
                 raise UserError(f"id {quote(record['id'])}: {problem}\n  {remedy}")
             shown = items[: fitted.num_contexts_used]
             for_teacher = room.fit(teacher, shown, task.join, aspects=lesson.notes, **lesson.values)
             if for_teacher is None:
                 continue
-            taught = for_teacher.prompt
-            # Of a sample, each token is learnt by itself, so a beginning will do; a cut one has no end of its turn.
+            teacher_prompt = for_teacher.prompt
+            # Distillation learns each token by itself, so a cut sample is used too, without the end of the turn.
             sample = window.chat.render_reply(lesson.target)[: -1 if lesson.is_cut else None]
             target, is_cut = array("i", sample[:most_tokens]), False
         if fitted is not None:
             is_cut |= is_rejected_cut or (lesson.is_cut and teacher is None)
-            examples.append(Example(record, fitted, target, is_cut, rejected, taught))
+            examples.append(Example(record, fitted, target, is_cut, rejected, teacher_prompt))
     return examples
 
 
 def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tuple[array, bool]:
-    """Return the token ids of a text and the end of its turn, and whether it was cut; an empty text has no ids."""
+    """Return the token ids of a text with its end of turn (none for an empty text), and whether the text was cut."""
     if not text:
         return array("i"), False
     [*words, end] = chat.render_reply(text)
@@ -136,11 +137,11 @@ def render_text(text: str, chat: LocalChat | PlainText, most_tokens: int) -> tup
 
 
 def refuse_too_long(flag: str, length: int, path: str, lessons: Sequence[Lesson], examples: Sequence[Example]) -> None:
-    """Raise UserError if a question alone is too long for a chat model; encoder-decoders have theirs cut instead."""
+    """Raise UserError if a question alone is too long for a chat model; for an encoder-decoder it is cut instead."""
     fitting = {example.record["id"] for example in examples}
     if too_long := [lesson.record["id"] for lesson in lessons if lesson.record["id"] not in fitting]:
         raise UserError(
-            f"{flag} {length}: too small for {len(too_long)} of {counted(len(lessons), 'question')} of {path}\n"
+            f"{flag} {length}: too small for {len(too_long)} of {count_noun(len(lessons), 'question')} of {path}\n"
             f"  too long even without posts: {first_five(too_long)}"
         )
 
@@ -149,13 +150,13 @@ def describe_examples(path: str, examples: Sequence[Example], words: str = "ques
     """Describe a dataset's examples; `words` is the plural noun after their number."""
     prompts, fitted = [len(example.prompt) for example in examples], [example.fitted for example in examples]
     num_cut = sum(getattr(prompt, "num_contexts_trimmed", 0) or prompt.context_cut for prompt in fitted)
-    number = named(len(examples), words)
+    number = count_plural(len(examples), words)
     return (
         f"{path}: {number}; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
         f"targets: {sum(len(example.target) for example in examples)} tokens; "
         f"the longest example {max((example.length for example in examples), default=0)} tokens\n"
-        f"  {named(sum(prompt.num_contexts_used for prompt in fitted), 'posts')}, {num_cut} of them cut; "
+        f"  {count_plural(sum(prompt.num_contexts_used for prompt in fitted), 'posts')}, {num_cut} of them cut; "
         f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
-        f"{named(sum(getattr(prompt, 'question_cut', False) for prompt in fitted), 'questions')}, "
-        f"{named(sum(example.is_cut for example in examples), 'targets')}"
+        f"{count_plural(sum(getattr(prompt, 'question_cut', False) for prompt in fitted), 'questions')}, "
+        f"{count_plural(sum(example.is_cut for example in examples), 'targets')}"
     )

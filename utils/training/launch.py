@@ -1,4 +1,4 @@
-"""Flags, processes and messages that the trainings share. It imports torch only when needed."""
+"""Flags, processes and messages that all training commands share. It imports torch only when needed."""
 
 import argparse
 import math
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from utils.base import cli
-from utils.base.errors import UserError, counted, named, num_processes
+from utils.base.errors import UserError, count_noun, count_plural, num_processes
 from utils.base.manifest import describe_run, file_hash, read_folder_manifest, refuse_unranked
 from utils.base.progress import announce
 from utils.benchmarks.checks import Record
@@ -22,7 +22,7 @@ from utils.models.model_folder import ModelFolder
 from utils.training.checkpoints import STATES, check_run, drop_states, open_run, step_of
 from utils.training.examples import Training
 
-WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
+WAIT = timedelta(minutes=30)  # how long processes wait for each other, because disks may be slow; NCCL's default is 10
 
 
 def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
@@ -41,20 +41,20 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
-    """Add the flags that every training has for its run; only the seed and the prompts affect the result."""
+    """Add the flags of the run itself; only the seed and the prompts affect the result."""
     # fmt: off
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (on)")
+        help="recompute activations to save memory: a third slower, but long prompts fit (on)")
     add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     add("--resume", action=argparse.BooleanOptionalAction, default=True,
         help="resume from the last checkpoint; --no-resume deletes all and starts over (on)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
-        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    cli.add_dry_run_argument(parser, group, "report what would be trained and what this machine lacks for it; load no "
+        help="also log to a tracker, by its name in transformers, such as wandb or tensorboard (%(default)s)")
+    cli.add_dry_run_argument(parser, group, "report what would be trained and what this machine lacks; load no "
         "weights, write nothing")
     cli.add_log_argument(parser, group)
     # fmt: on
@@ -64,23 +64,23 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     )
     parser.not_a_setting("--gradient_checkpointing", "it only changes speed and memory")
     parser.not_a_setting("--prompts_dir", "the prompt's hash is a setting")
-    parser.not_a_setting("--report_to", "it only shows figures elsewhere")
+    parser.not_a_setting("--report_to", "it only sends figures to a tracker")
     parser.not_a_setting("--resume --overwrite", "they only say what may be replaced")
 
 
 def read_datasets(args: Namespace, needs: Needs) -> list[list[Record]]:
-    """Return two lists: the records to learn from, and the records to evaluate on, which may be empty."""
+    """Return the training records and the validation records; without --validation_addr, the latter are empty."""
     return [read_dataset(path, needs) if path else [] for path in (args.inputs_addr, args.validation_addr)]
 
 
 def check_ranked(args: Namespace) -> None:
-    """Raise UserError if a dataset is not ranked, unless --unranked is given."""
+    """Raise UserError if a dataset is not ranked, unless --unranked is set."""
     for path in filter(None, (args.inputs_addr, args.validation_addr)):
         refuse_unranked(path, args.unranked)
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
-    """Return the settings that decide the model; devices and batch sizes may change, but not their product."""
+    """Return the settings that determine the trained model, with the product of devices and batch sizes."""
     return args.settings() | {
         "script": script,
         "model": model,
@@ -92,17 +92,17 @@ def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, 
 
 
 def execute(training: Training) -> int:
-    """Describe a training (--dry_run), or train or resume it, and return the exit code.
+    """Train or resume, or with --dry_run only describe the training; return the exit code.
 
-    UserError if its learning rate would be 0 in every step: a warm-up begins at 0.
+    UserError if the learning rate would be 0 in every step: a warm-up begins at 0.
     """
     args, settings = training.args, training.settings
     model = ModelFolder(args.model_addr, args.cache_dir)
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
         raise UserError(
             f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, "
-            f"{counted(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
-            "  give a higher rate, less warm-up or more steps"
+            f"{count_noun(args.max_steps, 'step')}, {args.warmup_steps} of them warm-up\n"
+            "  use a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
         check_run(args, settings)
@@ -115,16 +115,16 @@ def execute(training: Training) -> int:
     from accelerate import PartialState
 
     processes = PartialState(timeout=WAIT)
-    with processes.main_process_first():  # the other processes then find the first one's decision
+    with processes.main_process_first():  # the others then find the files as the first one left them
         run = open_run(args, settings)
     best_step = run.checkpoint and read_folder_manifest(run.checkpoint).get("best_step")
     if run.checkpoint and training.selection.is_over(args, step_of(run.checkpoint), best_step):
-        say(f"{args.output_dir}: already finished, left alone")
+        say(f"{args.output_dir}: already finished; skipped")
     else:
-        for name in STATES[:2]:  # transformers would begin with new ones
+        for name in STATES[:2]:  # without them, transformers would silently start with new ones
             if run.checkpoint is not None and not (run.checkpoint / name).is_file():
-                what = f"{name} is missing; it is deleted once a training is finished"
-                raise UserError(f"{run.checkpoint}: {what}\n  --no-resume starts over")
+                what = f"{name} is missing, because it is deleted when a training is finished"
+                raise UserError(f"{run.checkpoint}: {what}\n  add --no-resume to start over")
         check_settings(args, model)
         check_devices()
         check_before_fetching(model, training.value_bytes)
@@ -138,16 +138,16 @@ def execute(training: Training) -> int:
         say(f"{args.output_dir}: {training.selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
-    # Without this call, the group's threads may abort a finished process. After an error it is not made, because it
-    # might wait for other processes.
+    # Without this call, the group's threads may abort a process that has finished. After an error there is no call,
+    # because it might wait for the other processes.
     processes.destroy_process_group()
     return 0
 
 
 def check_settings(args: Namespace, model: ModelFolder) -> None:
-    """Raise UserError if an encoder-decoder's settings lack a token that a training needs, or could not be saved.
+    """Raise UserError if an encoder-decoder's config lacks a token that training needs, or cannot be saved.
 
-    transformers checks some settings only when it saves a checkpoint. An adapter's checkpoint has no such settings.
+    transformers validates some settings only when it saves a checkpoint. An adapter's checkpoint has none of them.
     """
     if args.lora_rank is not None:
         return
@@ -156,11 +156,11 @@ def check_settings(args: Namespace, model: ModelFolder) -> None:
 
     addr = model.addr
     with TemporaryDirectory() as folder:
-        with loading(addr, "config.json"), torch.device("meta"):  # without weights
-            hollow = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **model.source))
-            hollow.config.save_pretrained(folder)
+        with loading(addr, "config.json"), torch.device("meta"):
+            without_weights = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **model.source))
+            without_weights.config.save_pretrained(folder)
         for name in ("pad_token_id", "decoder_start_token_id"):
-            if getattr(hollow.config, name, None) is None:
+            if getattr(without_weights.config, name, None) is None:
                 raise UserError(
                     f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy of the model"
                 )
@@ -170,7 +170,7 @@ def check_settings(args: Namespace, model: ModelFolder) -> None:
                 f"{addr}: its generation_config.json is invalid and cannot be saved; correct it in a copy of the model"
             )
         ):
-            config = GenerationConfig.from_pretrained(path.parent) if path else hollow.generation_config
+            config = GenerationConfig.from_pretrained(path.parent) if path else without_weights.generation_config
             config.save_pretrained(folder)
 
 
@@ -186,18 +186,18 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def steps_per_epoch(args: Namespace, num_examples: int) -> int:
-    """Return the number of steps in which each example is learnt once; the last one may have fewer examples."""
+    """Return the number of steps in one pass over the examples; the last step may have fewer."""
     at_once = args.per_device_train_batch_size * num_processes()
     return math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
 
 
-def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
-    """Describe how many of `what` a step learns from, and the paper's number if it is known and differs."""
+def describe_batch(args: Namespace, items: str, paper: int | None) -> str:
+    """Describe how many items, such as "questions", a step learns from, and the paper's number if it differs."""
     size = effective_batch_size(args)
     return (
         f"effective batch size: {args.per_device_train_batch_size} per device "
-        f"x {counted(args.gradient_accumulation_steps, 'accumulation step')} "
-        f"x {counted(num_processes(), 'process', 'processes')} = {named(size, what)} per step"
+        f"x {count_noun(args.gradient_accumulation_steps, 'accumulation step')} "
+        f"x {count_noun(num_processes(), 'process', 'processes')} = {count_plural(size, items)} per step"
         + ("" if paper in (None, size) else f" (paper: {paper})")
     )
 
@@ -205,8 +205,8 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
 def set_up(args: Namespace, script: str) -> None:
     """Set up the log and torch's memory, and check how the script was started.
 
-    UserError unless transformers knows the tracker (--report_to) and its package is installed, or if several GPUs are
-    visible to one process, which would use only one.
+    UserError if transformers does not know the tracker (--report_to) or its package is not installed, or if several
+    GPUs are visible to one process, which would use only one.
     """
     cli.set_up_logging(args.log_level)
     set_up_allocator()
@@ -220,7 +220,7 @@ def set_up(args: Namespace, script: str) -> None:
             )
     if cli.is_launched():
         return
-    for name in cli.LAUNCHED:  # set for something else: torch would wait for processes that nobody starts
+    for name in cli.LAUNCHED:  # left from another program: torch would wait for processes that nobody starts
         os.environ.pop(name, None)
     import torch
 

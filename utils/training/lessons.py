@@ -15,7 +15,7 @@ from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils.base import cli
-from utils.base.errors import UserError, counted, first_five, quote
+from utils.base.errors import UserError, count_noun, first_five, quote
 from utils.base.manifest import file_hash, noted_settings
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
@@ -31,14 +31,14 @@ from utils.training.rounds import ADVANTAGES, read_responses_to, scored_addr
 
 @dataclass(frozen=True)
 class Objective:
-    """The defaults of a training. Defaults without a source are guesses."""
+    """An objective's defaults. Those without a source are guesses."""
 
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
     warmup: float = 0.1  # share of all steps
     schedule: str = "linear"
     batch: int = 32  # questions per step; with grpo, calls
-    is_published: bool = True  # whether `batch` is a paper's
+    is_published: bool = True  # whether `batch` comes from a paper
     epochs: int | None = 1
     target_tokens: int = 2048
 
@@ -47,7 +47,7 @@ REFERENCES = Objective(5e-5, 1e-4, 0.05, batch=64, epochs=None, target_tokens=TA
 OBJECTIVES = {
     "sft": Objective(epochs=3),  # rate, warm-up and batch of VAC (arXiv 2508.10695)
     "dpo": Objective(5e-6, is_published=False),
-    # GRASP trains all weights at 5e-6, and a new adapter needs a higher rate.
+    # GRASP trains all weights at 5e-6; a new adapter needs a higher rate.
     "distill": Objective(5e-5, 0.1, schedule="cosine", target_tokens=512),
     "grpo": Objective(1e-5, batch=64, is_published=False),
 }
@@ -57,17 +57,17 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument_group("objective").add_argument
     add("--objective", choices=list(OBJECTIVES), default="sft",
-        help="what is learnt from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
+        help="what to learn from. sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the "
         "scores of samples (%(default)s)")
     add("--target_addr", metavar="FILE",
         help="responses to learn, such as utils/select_responses.py writes; with distill, only the questions that have "
-        "one are learnt from (default: the dataset's references; with distill all questions)")
+        "one are used (default: the dataset's references; with distill all questions)")
     add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
     add("--prompt", metavar="NAME",
         help="learn to answer this prompt of the benchmark, such as feedback, with the notes of that name in "
         "--target_addr (default: rag, or none without posts, with the responses themselves)")
     add("--beta", type=cli.non_negative_float, default=0.1,
-        help="dpo: weight of staying close to the initial model (%(default)s)")
+        help="dpo: how strongly to stay close to the initial model (%(default)s)")
     add("--trace_addr", metavar="FILE",
         help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
     add("--response_addr", metavar="FILE",
@@ -75,7 +75,7 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         "own output)")
     add("--score_addr", metavar="FILE",
         help="grpo: scores of all samples (--samples all), or rewards of utils/combine_scores.py")
-    add("--role", default="generator", help="grpo: the role whose calls in the trace are learnt (%(default)s)")
+    add("--role", default="generator", help="grpo: the role whose calls in the trace are learned (%(default)s)")
     add("--advantage", choices=ADVANTAGES, default="grpo",
         help="grpo: a sample's score relative to its question's other samples, or, as in PR2's public code (deleted "
         "since), relative to the one sample that did not search (%(default)s)")
@@ -97,11 +97,11 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     ):
         name = " or ".join(objectives)
         when = lambda args, needed=objectives: args.objective not in needed  # noqa: E731
-        parser.without_effect(flags, when, f"without --objective {name}", f"give --objective {name}")
+        parser.without_effect(flags, when, f"without --objective {name}", f"use --objective {name}")
 
 
 def objective_of(args: Namespace) -> Objective:
-    """Return the defaults of the training that these flags choose."""
+    """Return the defaults of the objective that these flags choose."""
     return REFERENCES if uses_references(args) else OBJECTIVES[args.objective]
 
 
@@ -110,28 +110,28 @@ def uses_references(args: Namespace) -> bool:
 
 
 def check_objective(args: Namespace) -> None:
-    """Raise UserError if flags that the objective needs are missing, or contradict it."""
+    """Raise UserError if flags that the objective needs are missing, or if flags contradict it."""
     needed = {"dpo": ("target_addr", "worst_addr"), "distill": ("response_addr",), "grpo": ("trace_addr", "score_addr")}
     needed = needed.get(args.objective, ())
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
     if args.prompt and args.target_addr is None:
-        raise UserError("--prompt: needs --target_addr, which has its texts")
+        raise UserError("--prompt: needs --target_addr, which has the texts to learn")
     if uses_references(args):
         return
     if args.lora_rank is None:
         raise UserError(
-            f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
+            f"--objective {args.objective}: trains an adapter on a chat model; set --lora_rank, for example to 16"
         )
     if args.validation_addr:
         raise UserError(
-            "--validation_addr: only a training on references is evaluated\n"
-            "  leave the flag out, and choose between trainings with utils/select_model.py"
+            "--validation_addr: only training on references is evaluated\n"
+            "  remove the flag, and choose between trainings with utils/select_model.py"
         )
 
 
 def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], list[str]]:
-    """Return a lesson for each question that has one, and lines that say what was left out."""
+    """Return the lessons, at most one per question, and lines that say what was skipped."""
     if uses_references(args):
         return [Lesson(record, task.values(record), record["target"]) for record in records], []
     chosen = _read(args.target_addr, task, records)
@@ -154,16 +154,16 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
     count = len(records) - len(lessons)
-    return lessons, [f"{counted(count, 'question')} left out: nothing to learn"] if count else []
+    return lessons, [f"{count_noun(count, 'question')} skipped: no target text"] if count else []
 
 
 def distillation_lessons(
     task: Task, records: Iterable[Record], samples: Mapping[str, list[dict[str, Any]]]
 ) -> tuple[list[Lesson], list[str]]:
-    """Return a lesson for each sample, with the teacher's notes, without questions whose profile holds a hidden text.
+    """Return a lesson for each sample, with the teacher's notes, and lines that say what was skipped.
 
-    From a profile that holds one word for word, the student could copy what only the teacher should know (GRASP's
-    filter). A sample that nothing could be read from is one all the same; it is what the model wrote.
+    Questions whose profile contains a text that only the scorer may see are skipped (GRASP's filter), because the
+    student could copy it. A sample without a readable answer is used too, because it is what the model wrote.
     """
     lessons, leaked, empty = [], [], 0
     for record in records:
@@ -182,31 +182,33 @@ def distillation_lessons(
                     )
                 else:
                     empty += 1
-    notes = [f"{counted(len(leaked), 'question')} left out: the profile has text that only the scorer may see"]
+    notes = [f"{count_noun(len(leaked), 'question')} skipped: the profile has text that only the scorer may see"]
     notes[0] += f": {first_five(leaked)}" if leaked else ""
-    notes += [f"{counted(empty, 'sample')} left out: without the text that the model wrote (raw)"] if empty else []
+    notes += (
+        [f"{count_noun(empty, 'sample')} skipped: no field 'raw' with the text that the model wrote"] if empty else []
+    )
     return lessons, notes
 
 
 def check_samples(args: Namespace, prompt: Prompt) -> None:
-    """Raise UserError if the samples to learn from answered another prompt than the one that the student learns."""
-    made = noted_settings(args.response_addr)
-    if made.get("inputs") not in (None, file_hash(args.inputs_addr)):
-        problem = f"was sampled from another dataset than {args.inputs_addr}, such as another ranking"
-        raise UserError(f"{args.response_addr}: {problem}\n  give the dataset that it was sampled from")
-    number = made.get("num_contexts", args.num_contexts) if made.get("rag", True) else 0
+    """Raise UserError if the samples were made with another prompt than the student's."""
+    sampled_with = noted_settings(args.response_addr)
+    if sampled_with.get("inputs") not in (None, file_hash(args.inputs_addr)):
+        problem = f"was sampled from another dataset than {args.inputs_addr}, or from another ranking of it"
+        raise UserError(f"{args.response_addr}: {problem}\n  use the dataset that it was sampled from")
+    number = sampled_with.get("num_contexts", args.num_contexts) if sampled_with.get("rag", True) else 0
     if number != args.num_contexts:
-        problem = f"was sampled with {counted(number, 'post')}, not {args.num_contexts}"
-        raise UserError(f"{args.response_addr}: {problem}\n  give --num_contexts {number}")
-    if made.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
+        problem = f"was sampled with {count_noun(number, 'post')}, not {args.num_contexts}"
+        raise UserError(f"{args.response_addr}: {problem}\n  use --num_contexts {number}")
+    if sampled_with.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         raise UserError(f"{args.response_addr}: was sampled with another {prompt.name} prompt; sample with this one")
 
 
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
     note = (response.get("notes") or {}).get(name, default)
     if not isinstance(note, str):
-        problem = f"no text {name!r} in its notes, nor in the dataset"
-        raise UserError(f"{where}: {problem}\n  give answers of --method vac, or the best of them")
+        problem = f"neither its notes nor the dataset have a text {name!r}"
+        raise UserError(f"{where}: {problem}\n  use answers of --method vac, or the best of them")
     return note
 
 
@@ -215,7 +217,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     if path is None:
         return None
     responses = {key: outputs[0] for key, outputs in read_responses_to(records, path, task).items()}
-    # A response whose score is null was selected although it has no score.
+    # A response with score null was selected without a score.
     return {
         key: response
         for key, response in responses.items()
@@ -224,7 +226,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFolder) -> list[str]:
-    """Return the scorer's fields that were seen by this training, the makers of its texts, or an earlier training."""
+    """Return the scorer's fields that this training, the models behind its texts, or an earlier training have seen."""
     files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
         shown |= set(task.gold_plan_needs)
@@ -235,26 +237,26 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFo
         files.append(scored_addr(args))
     fields = {*(model.made_with.get("saw_in_training") or ()), *(shown & task.hidden_fields)}
     for path in filter(None, files):
-        made = noted_settings(path)  # also of texts that were edited since
-        saw = made.get("saw") or {}  # of the models and the method that wrote them
-        selected_by = made.get("selected_by") or {}
+        made_with = noted_settings(path)  # even if the file was edited since
+        saw = made_with.get("saw") or {}  # what the models and the method behind the texts saw
+        selected_by = made_with.get("selected_by") or {}
         fields |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *selected_by.get("saw", ())}
     return sorted(fields)
 
 
 def judges_of_rewards(args: Namespace, model: ModelFolder) -> list[str]:
-    """Return the identities of the judges whose scores gave rewards, or chose texts, in this or an earlier training."""
+    """Return the identities of the judges whose scores were rewards or chose texts, in this or an earlier training."""
     judges = {*model.rewarded_by}
     if args.objective == "grpo":
         judges |= judges_of(noted_settings(args.score_addr))
     for path in filter(None, (args.target_addr, args.worst_addr)):
-        made = noted_settings(path)
-        judges |= {*made.get("selected_by", {}).get("judges", ()), *made.get("rewarded_by", ())}
+        made_with = noted_settings(path)
+        judges |= {*made_with.get("selected_by", {}).get("judges", ()), *made_with.get("rewarded_by", ())}
     return sorted(judges)
 
 
 def hashes_of_texts(args: Namespace) -> dict[str, str | None]:
-    """Return the settings that are hashes of the files that are learnt from."""
+    """Return the hashes of the files to learn from, for the settings."""
     files = {name: getattr(args, name) for name in ("target_addr", "worst_addr")}
     if args.objective == "grpo":
         files |= {"trace": args.trace_addr, "scores": args.score_addr}
@@ -264,7 +266,7 @@ def hashes_of_texts(args: Namespace) -> dict[str, str | None]:
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:
-    """Return the prompt whose answers are learnt."""
+    """Return the prompt that the model learns to answer."""
     name = args.prompt or ("rag" if args.num_contexts else "none")
     if name not in task.prompts:
         raise UserError(f"--prompt {name}: the prompts of {task.name} are {', '.join(task.prompts)}")

@@ -1,4 +1,4 @@
-"""DPO on pairs of texts, by TRL's trainer; it gets our token ids, so that prompts are those of baselines.py."""
+"""DPO on pairs of texts with TRL's trainer, which gets our token ids, so prompts are the same as in baselines.py."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class PairTrainer(Resumable, DPOTrainer):
                 "prompt_ids": list(example.prompt),
                 "chosen_ids": list(example.target),
                 "rejected_ids": list(example.rejected),
-                "length": example.length,  # transformers' name for it
+                "length": example.length,  # transformers groups examples by this column
             }
             for example in training.examples
         ]
@@ -27,7 +27,7 @@ class PairTrainer(Resumable, DPOTrainer):
         super().__init__(model, args=config, train_dataset=dataset, processing_class=tokenizer)
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
-        return dataset  # it is tokenized
+        return dataset  # it is already tokenized
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no model card: TRL's knows neither base model nor data; manifest.json has both."""
+        """Write no model card: TRL's has neither the base model nor the data, and manifest.json has both."""

@@ -30,30 +30,30 @@ def make_network(size: int) -> nn.Sequential:
 
 
 def standardized(scores: Sequence[float]) -> list[float]:
-    """Return a pool's scores less their mean, divided by their deviation (of n - 1), unless that is below 1e-6."""
+    """Return a pool's scores minus their mean, divided by the sample deviation; unchanged if that is below 1e-6."""
     deviation = stdev(scores) if len(scores) > 1 else 0.0
     return [*scores] if deviation < 1e-6 else [(score - fmean(scores)) / deviation for score in scores]
 
 
 def inputs_of(states: States, pools: Sequence[Pool], kinds: str) -> torch.Tensor:
-    """Return the states named in `kinds`, joined, for the responses of these pools: float32 (S, len(kinds) * D)."""
-    of_question, of_response = zip(*((number, row) for number, rows, _ in pools for row in rows), strict=True)
-    parts = [states.arrays[kind][[*(of_response if kind == "y" else of_question)]] for kind in kinds]
+    """Return the states named in `kinds`, concatenated, for these pools' responses: float32 (S, len(kinds) * D)."""
+    question_rows, response_rows = zip(*((number, row) for number, rows, _ in pools for row in rows), strict=True)
+    parts = [states.arrays[kind][[*(response_rows if kind == "y" else question_rows)]] for kind in kinds]
     return torch.from_numpy(np.concatenate(parts, axis=1)).float()
 
 
 def loss_of(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean squared error of the network's numbers for inputs (S, ...) and targets (S,)."""
+    """Return the mean squared error of the network on inputs (S, ...) and targets (S,)."""
     return nn.functional.mse_loss(network(inputs)[:, 0], targets)
 
 
-def fit(learnt: Scored, validation: Scored | None, kinds: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def fit(training: Scored, validation: Scored | None, kinds: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the weights of a trained network, and figures: `epoch`, each epoch's mean loss `losses`, and `selected`.
 
-    `selected` is the mean score, after each epoch, of the responses that the network prefers in `validation`; the first
-    epoch with the highest one is chosen, or without validation the last.
+    `selected` has for each epoch the mean score of the responses that the network prefers in `validation`. The weights
+    are those of the first epoch with the highest one, or without validation those of the last epoch.
     """
-    pools, states = learnt
+    pools, states = training
     torch.manual_seed(SEED)
     order, network = torch.Generator().manual_seed(SEED), make_network(len(kinds) * states.arrays["y"].shape[1])
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
@@ -72,7 +72,7 @@ def fit(learnt: Scored, validation: Scored | None, kinds: str) -> tuple[dict[str
                 losses.append(loss.item())
             figures["losses"].append(fmean(losses))
             if validation:
-                best = (pool[2][numbers_of(network, validation[1], pool, kinds).argmax()] for pool in validation[0])
+                best = (pool[2][predict(network, validation[1], pool, kinds).argmax()] for pool in validation[0])
                 figures["selected"].append(fmean(best))
             if not validation or figures["selected"].index(max(figures["selected"])) == epoch - 1:
                 weights, figures["epoch"] = {name: one.clone() for name, one in network.state_dict().items()}, epoch
@@ -80,27 +80,28 @@ def fit(learnt: Scored, validation: Scored | None, kinds: str) -> tuple[dict[str
     return weights, figures
 
 
-def numbers_of(network: nn.Module, states: States, pool: Pool, kinds: str) -> torch.Tensor:
-    """Return the network's number for each response of a pool (S,)."""
+def predict(network: nn.Module, states: States, pool: Pool, kinds: str) -> torch.Tensor:
+    """Return the network's output for each response of a pool (S,)."""
     with torch.inference_mode():
         return network.eval()(inputs_of(states, [pool], kinds))[:, 0]
 
 
 def rank_samples(ranker: Sequence[str], responses: Responses, path: str) -> tuple[SampleScores, dict[str, Any]]:
-    """Return a ranker's number for each response of the file `path`, None for a missing answer, and its settings.
+    """Return a ranker's score for each response in the file `path` (None for a missing answer), and its settings.
 
-    `ranker` is its folder and the responses' states; UserError if they do not suit each other and the responses.
+    `ranker` is the ranker's folder and the file of the responses' states. UserError if the two or the responses do not
+    belong together.
     """
     folder, states = Path(ranker[0]), read_states(ranker[1], path)
     if (made := manifest_of(folder / RANKER)) is None:
-        raise UserError(f"{folder}: has no {RANKER}, or it was changed since; give a folder of utils/train_ranker.py")
+        raise UserError(f"{folder}: has no {RANKER}, or it was changed since; use a folder of utils/train_ranker.py")
     with safe_open(folder / RANKER, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         refuse_states(states, made["settings"], {*json.loads(file.metadata()["questions"])}, ranker[0])
     network, ranked = make_network(weights["0.weight"].shape[1]), {}
     network.load_state_dict(weights)
     for number, (question_id, _, first, end) in enumerate(states.questions):
-        numbers = numbers_of(network, states, (number, [*range(first, end)], []), made["settings"]["vectors"]).tolist()
+        scores = predict(network, states, (number, [*range(first, end)], []), made["settings"]["vectors"]).tolist()
         answered = are_answered(response["output"] for response in responses[question_id])
-        ranked[question_id] = [one if is_answer else None for one, is_answer in zip(numbers, answered, strict=True)]
+        ranked[question_id] = [one if is_answer else None for one, is_answer in zip(scores, answered, strict=True)]
     return ranked, made["settings"]

@@ -1,4 +1,4 @@
-"""What all trainers share: a training that a signal stops and the same command resumes, and what to do without memory.
+"""What all trainers share: training that can be stopped and resumed, and advice when memory runs out.
 
 It imports torch and transformers.
 """
@@ -15,17 +15,17 @@ from utils.training.recorder import Recorder
 
 
 class Resumable:
-    """A mixin before a Trainer."""
+    """A mixin; list it before a Trainer class."""
 
-    length_flag = "--max_input_length"  # shortens sequences
+    length_flag = "--max_input_length"  # the flag that shortens sequences
 
     def learn(self, recorder: Recorder, checkpoint: Path | None, description: str) -> dict[str, Any]:
-        """Train from the checkpoint, or from the start without one, up to --max_steps or until patience runs out.
+        """Train from the checkpoint, or from the start if it is None, up to --max_steps or until patience runs out.
 
-        After a signal, leave as `run_script` expects; only the first process prints a message.
+        After a signal, raise what `run_script` expects; only the first process prints a message.
 
         Args:
-            description: a line on the device and the trained parameters, printed first.
+            description: a line to print first, on the device and the trained parameters.
 
         Returns:
             steps, best_step, and the best step's figure; the latter two are None if nothing was evaluated.
@@ -49,11 +49,11 @@ class Resumable:
             return super().training_step(model, inputs, *args, **kwargs)
 
     def _remedy(self) -> str:
-        """Return flags that need less memory, if possible without changing a step, so that the run can resume."""
+        """Return flags that need less memory, if possible with the same batch per step, so that the run can resume."""
         size, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
         if size > 1:
             more = steps * size // (size // 2)
             return f"--per_device_train_batch_size {size // 2} --gradient_accumulation_steps {more}"
         if not self.args.gradient_checkpointing:
-            return "leave out --no-gradient_checkpointing"
+            return "remove --no-gradient_checkpointing"
         return f"use a GPU with more memory, or a smaller {self.length_flag}"

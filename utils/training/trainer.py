@@ -1,4 +1,4 @@
-"""The training loop: transformers' Trainer with a loss on the targets only, evaluated by scores of generated texts.
+"""The training loop: transformers' Trainer with a loss on the targets only, evaluated by scoring generated texts.
 
 This module imports torch, transformers and peft, so commands import it only after all checks.
 """
@@ -24,7 +24,7 @@ from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
-PLAN_TOKENS = 256  # limit of a generated plan, three times the usual length; an untrained model never stops
+PLAN_TOKENS = 256  # limit of a generated plan: three times the usual length, because an untrained model never stops
 
 Written = tuple[Example, Any, bool]  # the example, the token ids written for it, and whether they were cut
 
@@ -33,15 +33,15 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
     """Train from the base model or the run's checkpoint, up to --max_steps or until patience runs out.
 
     Args:
-        manifest: written with every checkpoint.
-        source: where the base model is, `ModelFolder.source`.
+        manifest: what to write with every checkpoint.
+        source: the base model's source, `ModelFolder.source`.
 
     Returns:
         steps, best_step and the best step's figure; the latter two are None if nothing was evaluated.
     """
     base_model.quiet_libraries()
     args, chat, bf16 = training.args, training.chat, devices.has_bf16()
-    if chat.tokenizer.pad_token_id is None:  # padding is masked, so any token would do
+    if chat.tokenizer.pad_token_id is None:  # padding is masked, so any token will do
         chat.tokenizer.pad_token = chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)
     if args.lora_rank is None:
         # Steps of 5e-5 need float32 weights; with bf16, only the computation is in bfloat16.
@@ -62,20 +62,20 @@ def train(training: Training, run: Run, manifest: dict[str, Any], source: dict[s
 
 
 def load_with_lora(args: Namespace, source: dict[str, Any], bf16: bool, attention: str) -> Any:
-    """Load a causal model with a new adapter, or with the one that a round of training starts from."""
+    """Load a chat model with a new adapter, or with the adapter to train further (`start_adapter`)."""
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    if args.gradient_checkpointing:  # it needs inputs with gradients, and the embeddings are frozen
+    if args.gradient_checkpointing:  # checkpointing needs inputs with gradients, but the embeddings are frozen
         model.enable_input_require_grads()
     if args.start_adapter is not None:
         return PeftModel.from_pretrained(model, args.start_adapter, is_trainable=True)
-    set_seed(args.seed)  # adapter weights are drawn here, before Trainer sets the seed
+    set_seed(args.seed)  # the adapter's weights are drawn here, before Trainer sets the seed
     return get_peft_model(model, base_model.make_lora_config(args, model))
 
 
 def trainer_settings(training: Training, bf16: bool) -> dict[str, Any]:
-    """Return the TrainingArguments that all trainings share, from their flags."""
+    """Return the TrainingArguments that all objectives share, from the flags."""
     args, evaluates = training.args, bool(training.validation)
-    # An example that is computed alone needs no padding, and no process waits for a longer one's.
+    # With one example per batch on one process, grouping by length saves nothing: no padding, and no waiting.
     is_alone = args.per_device_train_batch_size == num_processes() == 1
     same_name = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
@@ -97,7 +97,7 @@ def trainer_settings(training: Training, bf16: bool) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the filter logs NaN as 0, and waits for every batch's loss
+        "logging_nan_inf_filter": False,  # the filter would log NaN as 0, and wait for every batch's loss
         "report_to": args.report_to,
         "disable_tqdm": True,
     }
@@ -110,13 +110,13 @@ class TextTrainer(Resumable, Trainer):
     and the description of an evaluation (`counts`).
     """
 
-    # Whether `compute_loss` returns a batch's share of its step's loss: Trainer must then not divide it by the number
+    # Whether `compute_loss` returns a batch's share of its step's loss. Trainer must then not divide it by the number
     # of batches per step.
     returns_share = True
 
     def __init__(self, training: Training, model: Any, settings: dict[str, Any]):
         self._training, self._chat = training, training.chat
-        # transformers takes the number of `input_ids` for an example's length.
+        # transformers groups examples by the length of `input_ids`.
         rows = [{"input_ids": range(example.length), "example": example} for example in training.examples]
         collate, pad = self.collate, training.chat.tokenizer.pad_token_id
         super().__init__(
@@ -150,7 +150,7 @@ class TextTrainer(Resumable, Trainer):
         return self._training.score(self.write_texts(self._training.validation))
 
     def write_texts(self, examples: list[Example]) -> Texts:
-        """Return what the model writes for these examples, which all processes share."""
+        """Return the model's texts for these examples; the processes divide the work."""
         mine = {
             example.record["id"]: (self._chat.tokenizer.decode(ids, skip_special_tokens=True), is_cut)
             for example, ids, is_cut in self.write_all(self._share(examples))
@@ -203,7 +203,7 @@ class PlannerTrainer(CausalTrainer):
         super().__init__(training, *others)
         number = min(training.args.eval_generate, len(training.validation))
         self._sample = random.Random(training.args.seed).sample(training.validation, number)
-        # For each batch since the last log, how many target tokens were predicted right, and how many there were.
+        # For each batch since the last log: the number of target tokens predicted right, and of all target tokens.
         self._token_counts: list[torch.Tensor] = []
 
     def counts(self) -> str:

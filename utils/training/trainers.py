@@ -1,6 +1,6 @@
-"""The trainers of --objective: distillation and GRPO on chat models, and references on encoder-decoders.
+"""The trainers of --objective: encoder-decoders on references, and chat models by distillation or GRPO.
 
-It imports torch. DPO is in pairs.py, which imports TRL too.
+This module imports torch. DPO is in pairs.py, which also imports TRL.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from utils.models.base_model import NO_LOSS, target_log_probs
 from utils.training.examples import Example, Training
 from utils.training.trainer import CausalTrainer, TextTrainer, Written
 
-CLIP = 0.2  # of GRPO's ratio, on both sides
+CLIP = 0.2  # GRPO's ratio is clipped to 1 - CLIP and 1 + CLIP
 
 
 class EncoderDecoderTrainer(TextTrainer):
@@ -48,7 +48,7 @@ class EncoderDecoderTrainer(TextTrainer):
         room = room_of(plain, NUM_BEAMS, most_tokens)
         for numbers in batches([example.prompt for example in examples], room):
             prompts = [examples[number].prompt for number in numbers]
-            # Accelerate's wrapper for bf16 is taken off, so that texts are written as by the checkpoint later.
+            # Without Accelerate's bf16 wrapper, texts are the same as the checkpoint writes later.
             wrapped = vars(plain).pop("forward", None)
             written = write(plain, self._chat.tokenizer, prompts, NUM_BEAMS, most_tokens)
             if wrapped is not None:
@@ -58,7 +58,7 @@ class EncoderDecoderTrainer(TextTrainer):
 
 
 def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
-    """Return KL(teacher || student) in nats, summed over the vocabulary, of logits (T, V); shape (T,)."""
+    """Return KL(teacher || student) in nats for each token, from logits (T, V); shape (T,)."""
     teacher, student = (logits.float().log_softmax(-1) for logits in (teacher, student))
     return torch.nn.functional.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
 
@@ -66,13 +66,13 @@ def forward_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 class DistillationTrainer(CausalTrainer):
     """Self-distillation (GRASP, arXiv 2609.35262): the student learns from a teacher that sees the rubric.
 
-    At each token of a sample that the student wrote, it learns the teacher's distribution. The loss is the mean over a
-    sample's tokens, averaged over the step's samples. The teacher is the adapter's base model: the same weights without
-    the adapter. With one step per round of samples, this is on-policy, as in the paper. TRL's GKDTrainer does not serve
-    here, because its teacher reads the student's prompt and is a second copy of the model.
+    At each token of the student's own samples, it learns the teacher's distribution. The loss is the mean over a
+    sample's tokens, averaged over the step's samples. The teacher is the base model: the same weights without the
+    adapter. With one step per round of samples, this is on-policy, as in the paper. TRL's GKDTrainer cannot do this,
+    because its teacher reads the student's prompt and is a second copy of the model.
     """
 
-    returns_share = False  # samples weigh the same, whatever their number of tokens
+    returns_share = False  # all samples weigh the same, whatever their length
 
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class DistillationTrainer(CausalTrainer):
 
 
 def reply_logits(model: Any, prompt: torch.Tensor, reply: torch.Tensor) -> torch.Tensor:
-    """Return the logits (T, V) that predict each of a reply's tokens (T,) after a prompt (1, P)."""
+    """Return the logits (T, V) that predict the tokens of a reply (T,) after a prompt (1, P)."""
     ids = torch.cat([prompt, reply[None]], dim=1)
     return model(input_ids=ids, use_cache=False, logits_to_keep=len(reply) + 1).logits[0, :-1]
 
@@ -102,8 +102,8 @@ def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tens
     """Return each token's loss (N,): -min(r A, clip(r) A), plus `kl` times an estimate of KL(now || before).
 
     Args:
-        now, before: log-probabilities (N,) of the tokens by the model, and by the model before the first step.
-        advantages: (N,), for each token the advantage of its sample.
+        now, before: log-probabilities (N,) of the tokens, by the model now and by the model before the first step.
+        advantages: (N,), the advantage of each token's sample.
         kl: weight of the estimate exp(before - now) - (before - now) - 1 (Schulman's k3), which is never negative.
     """
     ratio = (now - before).exp()
@@ -112,13 +112,13 @@ def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tens
 
 
 class ScoreTrainer(CausalTrainer):
-    """GRPO on a round of scored samples: the clipped ratio of each token's probability to that before the round.
+    """GRPO on a round of scored samples: the clipped ratio of each token's probability to the one before the round.
 
-    With one step per round it is GRPO (arXiv 2402.03300) on samples of the model itself; further steps are clipped as
-    in PPO. As in DAPO (arXiv 2503.14476), all tokens of the round have the same weight. Log-probabilities are those
-    of the distribution that was sampled, so logits are divided by the samples' temperature, also for the KL term, as
-    in TRL and verl. There is no dropout, because the samples were drawn without it. The log-probabilities before the
-    first step are computed once per start.
+    With one step per round it is on-policy GRPO (arXiv 2402.03300); further steps are clipped as in PPO. As in DAPO
+    (arXiv 2503.14476), all tokens of the round have the same weight. Log-probabilities are those of the distribution
+    that was sampled, so logits are divided by the samples' temperature, also for the KL term, as in TRL and verl.
+    Dropout is off, as when the samples were drawn. The log-probabilities before the first step are computed once per
+    start.
     """
 
     def __init__(self, training: Training, model: Any, *others: Any):
@@ -130,13 +130,13 @@ class ScoreTrainer(CausalTrainer):
                 module.p = 0.0
 
     def learn(self, *run: Any) -> dict[str, Any]:
-        # Here the weights are still those before the first step, because a checkpoint is read later.
+        # The weights are still those before the first step, because a checkpoint is loaded later.
         pairs = zip(self.train_dataset, self.log_probs(), strict=True)
         self.train_dataset = [{**row, "example": (row["example"], before)} for row, before in pairs]
         return super().learn(*run)
 
     def log_probs(self) -> list[list[float]]:
-        """Return the log-probabilities of each example's target, computed by all processes together."""
+        """Return the log-probabilities of each example's target; the processes divide the work."""
         numbered = list(enumerate(self._training.examples))
         mine = numbered[self.accelerator.process_index :: self.accelerator.num_processes]
         computed: dict[int, list[float]] = {}

@@ -77,7 +77,7 @@ def join_tables(
     for table in (claims, rubrics, shots, scored):
         if foreign := table.keys() - needs.keys():
             where, (person, number) = table[min(foreign)][0], min(foreign)
-            raise UserError(f"{where}: queries has no query {number} of {person}; give tables of one release")
+            raise UserError(f"{where}: queries has no query {number} of {person}; use tables of one release")
     people = {person for person, _ in needs}
     counts["sessions of people without a question"] = sum(len(sessions[person]) for person in sessions.keys() - people)
     return records, {RESPONSES: responses, RATINGS: ratings} if split == META_TEST else {}, +counts

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from prompts import Messages
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.base.json_files import read_lines
 from utils.base.writing import open_whole, real_path
 from utils.benchmarks.checks import Item, Record
@@ -93,7 +93,7 @@ class Profile(Sequence):
         messages, end = self._file.read(self.reference["context"])[0], self.reference["end"]
         if end > len(messages):
             raise UserError(
-                f"{self._where}: its 'end' is {end}, but its context has {counted(len(messages), 'message')}"
+                f"{self._where}: its 'end' is {end}, but its context has {count_noun(len(messages), 'message')}"
             )
         return messages[:end]
 
@@ -142,7 +142,7 @@ class Profile(Sequence):
             if message["role"] != CARD:
                 groups.setdefault(place if self._unit == "message" else sessions[place], []).append(place)
         if len(self.reference.get("order", groups)) != len(groups):
-            held = f"{counted(len(self.reference['order']), 'item')}, but its history has {len(groups)}"
+            held = f"{count_noun(len(self.reference['order']), 'item')}, but its history has {len(groups)}"
             raise UserError(f"{self._where}: its 'order' has {held}")
         return list(map(tuple, groups.values()))
 
@@ -181,7 +181,7 @@ def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
     if unit is None:
         return record
     if not isinstance(record["profile"], Profile):
-        raise UserError(f"--unit {unit}: the profiles of {dataset} are lists of items; leave the flag out")
+        raise UserError(f"--unit {unit}: the profiles of {dataset} are lists of items; remove the flag")
     return {**record, "profile": record["profile"].by(unit)}
 
 
@@ -224,7 +224,7 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
         elif not skip_invalid:
             raise UserError(
                 f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
-                f"has {counted(most, 'message')}\n  add --skip_invalid to skip and count such questions"
+                f"has {count_noun(most, 'message')}\n  add --skip_invalid to skip and count such questions"
             )
     return referring, len(placed) - len(referring)
 

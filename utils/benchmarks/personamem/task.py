@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from prompts import History
-from utils.base.errors import UserError, counted, quote
+from utils.base.errors import UserError, count_noun, quote
 from utils.benchmarks.checks import Item, Record, Text, check_field, check_id, is_unicode
 from utils.benchmarks.metric import Metric, Output
 from utils.benchmarks.personamem.letters import LETTERS, parse_letter, read_officially
@@ -85,7 +85,7 @@ MOST_CHARACTERS = 1_000_000  # of a question's options: Python's literal parser 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
     """Return a record from a row of the table of questions; UserError if a column is missing or malformed."""
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give the published questions_<size>.csv")
+        raise UserError(f"{where}: no column {missing[0]!r}; use the published questions_<size>.csv")
     record_id = check_id(row["question_id"], where)
     where = f"{where} (id {quote(record_id)})"
     question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")
@@ -113,7 +113,7 @@ def read_options(text: str, where: str) -> list[str]:
     letters = [match and match[1].lower() for match in map(_PREFIX.match, options)]
     if letters != list(LETTERS):
         raise UserError(
-            f"{where}: all_options has {counted(len(options), 'text')}; it must have four, starting with (a) to (d)"
+            f"{where}: all_options has {count_noun(len(options), 'text')}; it must have four, starting with (a) to (d)"
         )
     texts = [_PREFIX.sub("", option, count=1) for option in options]
     if not all(text.strip() and is_unicode(text) for text in texts):

@@ -70,7 +70,7 @@ class LinkedHistories(OnHub):
             several = f"{' and '.join(tables[:2])} may be from different releases"
             problem = several if tables else f"has no file {self.folder}"
             raise UserError(
-                f"{source.name}: {problem}\n  give one copy of {self.name} as published on the hub, {self.at}"
+                f"{source.name}: {problem}\n  use one copy of {self.name} as published on the hub, {self.at}"
             )
         return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
@@ -158,7 +158,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     """Return a record from a row of the table; UserError if a column is missing or malformed."""
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give a published table")
+        raise UserError(f"{where}: no column {missing[0]!r}; use a published table")
     check_field(row, where, PERSONA)
     check_field(row, where, "correct_answer")
     question, right = read_query(row["user_query"]), row["correct_answer"]

@@ -1,4 +1,4 @@
-"""One record's calls: checked JSON replies, in conversations of several turns, and counts of what was dropped."""
+"""One record's calls: JSON replies that are checked, in conversations of several turns, and counts of dropped parts."""
 
 import random
 from argparse import Namespace
@@ -20,8 +20,8 @@ class Asking:
     """One record's calls.
 
     Attributes:
-        values: values for all prompts, in addition to each call's own.
-        dropped: counts, by reason, of what was dropped after all attempts.
+        values: values for all prompts; each call may add its own.
+        dropped: by reason, counts of what was dropped after all attempts.
     """
 
     def __init__(self, ask: Ask, args: Namespace, prompts: Mapping[str, Prompt]):
@@ -39,12 +39,13 @@ class Asking:
     async def json(
         self, name: str, form: type, check: Check, turns: Messages | None = None, small: bool = False, **values: str
     ) -> Any:
-        """Return the value of the first reply without faults, else the usable part of the last one; count its faults.
+        """Return the value of the first reply without faults, else the usable part of the last reply, or None.
 
-        None if nothing is usable.
+        The faults of the last reply are counted as dropped.
 
         Args:
-            turns: the conversation to continue; the prompt and the reply are added to it.
+            turns: the conversation to continue; prompt and reply are appended.
+            small: whether to ask the small model.
         """
         prompt = self._prompts[name]
         values = {field: text for field, text in (self.values | values).items() if field in prompt.placeholders}

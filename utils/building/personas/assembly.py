@@ -1,8 +1,8 @@
 """Assemble histories and questions in PersonaMem's format (arXiv 2504.14225): seeded, no model.
 
-All variants of a persona's history have the same blocks in another order (blocks.py) and are asked the same questions,
-so questions come in pairs. `assemble` yields one persona's part at a time; `write_files` writes the files that
-`utils/download_datasets.py --dataset PersonaMem-32k --source_dir DIR` reads.
+All variants of a persona's history have the same blocks in different orders (blocks.py) and the same questions, so with
+two variants, questions come in pairs. `assemble` yields one persona's part at a time; `write_files` writes the files
+for `utils/download_datasets.py --dataset PersonaMem-32k --source_dir DIR`.
 """
 
 import csv
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.base.errors import UserError, named
+from utils.base.errors import UserError, count_plural
 from utils.base.manifest import file_hash, publishing
 from utils.base.writing import open_whole
 from utils.benchmarks.personamem.letters import LETTERS
@@ -25,11 +25,11 @@ from utils.building.personas.inputs import PERIODS, read_values
 
 SIZES = {"32k": (32_000, 10), "128k": (128_000, 20), "1M": (1_000_000, 60)}  # tokens, blocks
 FILES = ("personas", "conversations", "small_talk", "questions")
-FULL = 0.9  # share of a size's tokens that a history may have
-NAMESPACE = uuid.UUID("6f1d7c0e-54b5-4e0c-9a51-0d6c3f0c8a27")  # fixed: the same question has the same id in every run
+FULL = 0.9  # a history may have this share of a size's tokens
+NAMESPACE = uuid.UUID("6f1d7c0e-54b5-4e0c-9a51-0d6c3f0c8a27")  # fixed, so that a question has the same id in every run
 UNFILTERED = "track_full_preference_evolution"
-MOST_GUESSED = 1  # right tries, of three without the history, that the filter allows
-KEPT_SHARE = 0.5  # share of the questions about earlier blocks that is kept in a long history
+MOST_GUESSED = 1  # right tries without the history, of three, that the filter allows
+KEPT_SHARE = 0.5  # share of the questions about earlier blocks to keep in a long history
 COLUMNS = (
     "persona_id", "question_id", "question_type", "topic", "context_length_in_tokens", "context_length_in_letters",
     "distance_to_ref_in_blocks", "distance_to_ref_in_tokens", "num_irrelevant_tokens",
@@ -39,19 +39,19 @@ COLUMNS = (
 
 
 Settings = Mapping[str, Any]  # the flags --size, --n_blocks, --n_variants, --seed and --filter_questions
-Inputs = dict[str, dict[str, Any]]  # by an earlier step's file, its values by key
+Inputs = dict[str, dict[str, Any]]  # by the name of an earlier step's file: its values by key
 Entry = Mapping[str, Any]  # a question in questions.json
 
 
 class Row(NamedTuple):
-    """A row of the table, and the question that it asks."""
+    """A row of the table, and its question."""
 
     columns: dict[str, str]
     entry: Entry
 
 
 class Assembled(NamedTuple):
-    """A persona's part of the files: histories by id, rows, and counts of what was kept and dropped."""
+    """A persona's part of the files: histories by id, rows, and counts of what was kept and what was dropped."""
 
     contexts: dict[str, list[dict[str, str]]]
     rows: list[Row]
@@ -59,13 +59,13 @@ class Assembled(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question, the message that it is asked before (None: at the end), and the one that it refers to."""
+    """A question, the message before which it is asked (None: at the end), and the message that it refers to."""
 
     topic: str
     entry: Entry
     place: MessageId | None
     reference: MessageId
-    is_of_last: bool  # whether it is about T's last block (see blocks.py)
+    is_of_last: bool  # whether it is about the main topic's last block (see blocks.py)
 
 
 def read_inputs(folder: Path) -> Inputs:
@@ -74,7 +74,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
-    """Yield one part per persona, so that only one persona's histories are in memory; each text is tokenized once."""
+    """Yield one part per persona, so that only one persona's histories are in memory. Each text is tokenized once."""
     empty = {f"entries of {name}.json without a value": [*inputs[name].values()].count(None) for name in inputs}
     yield Assembled({}, [], Counter(empty))
     by_persona: dict[str, dict[str, dict[str, Any]]] = {"conversations": {}, "questions": {}}
@@ -98,26 +98,26 @@ def assemble_persona(
     questions: Mapping[str, list[Entry]],
     settings: Settings,
 ) -> Assembled:
-    """Return a persona's histories and rows; a persona without any row has no histories either."""
+    """Return a persona's histories and rows; a persona without rows has no histories either."""
     size, key = settings["size"], f"{settings['seed']}:{persona}:{settings['size']}"
     limit, counts = round(FULL * SIZES[size][0]), Counter({"personas": 1})
     chosen = blocks.choose_blocks(topics, settings["n_blocks"], limit, key)
     if chosen is None:
         return Assembled({}, [], counts + Counter({"personas without a topic within the limit, dropped": 1}))
-    drawn, far = chosen
-    kept = blocks.fit_topics(drawn, far, limit, key)
+    drawn, main = chosen
+    kept = blocks.fit_topics(drawn, main, limit, key)
     counts["blocks"] = sum(map(len, kept.values()))
     counts["blocks over the limit, dropped"] = sum(map(len, drawn.values())) - counts["blocks"]
-    counts["personas without a topic of all periods"] = int(len(kept[far]) < len(PERIODS))
+    counts["personas without a topic of all periods"] = int(len(kept[main]) < len(PERIODS))
     orders, histories = [], []
     for number in range(settings["n_variants"]):
-        orders.append(blocks.order_blocks(kept, far, number % 2 == 1, random.Random(f"{key}:order:{number}")))
+        orders.append(blocks.order_blocks(kept, main, number % 2 == 1, random.Random(f"{key}:order:{number}")))
         rng = random.Random(f"{key}:talk:{number}")
         messages, talk_counts = blocks.add_small_talk(orders[number], small_talk, limit, rng)
         histories.append(messages)
         counts.update(talk_counts)
     guessable = not settings["filter_questions"]
-    chosen_questions, dropped = choose_questions(questions, kept[far][-1], orders[0], histories[0], guessable, key)
+    chosen_questions, dropped = choose_questions(questions, kept[main][-1], orders[0], histories[0], guessable, key)
     counts.update(dropped)
     contexts, rows = {}, []
     for number, messages in enumerate(histories):
@@ -133,7 +133,7 @@ def assemble_persona(
 
 
 def is_guessed(entry: Entry) -> bool:
-    """Return whether the filter drops a question: more than `MOST_GUESSED` tries without the history were right."""
+    """Return whether the filter drops a question, because too many tries without the history were right."""
     exempt = entry["type"] == UNFILTERED or entry["is_line"]
     return not exempt and (entry["blind"] or []).count(True) > MOST_GUESSED
 
@@ -148,15 +148,16 @@ def choose_questions(
 ) -> tuple[list[Asked], Counter[str]]:
     """Return the questions to ask, and counts of the others by reason.
 
-    All questions about T's last block are asked. About each other block, one per type is asked, at the end of the
-    history, and only if the same thing does not change later.
+    All questions about the main topic's last block are asked. About every other block, one question per type is asked,
+    at the end of the history, and only if its preference does not change later.
 
     Args:
-        last: T's last block.
+        last: the main topic's last block.
         order: the first variant's blocks. In a long history, questions about other blocks are kept with probability
             KEPT_SHARE, unless they are about the topic that the history begins with.
-        messages: the first variant's. A topic's periods are in the same order in all variants, so it decides for all.
-        guessable: whether to ask questions that can be answered without the history, too.
+        messages: the first variant's messages. A topic's periods have the same order in all variants, so the first
+            variant decides for all.
+        guessable: whether to also ask questions that can be answered without the history.
     """
     places = {message.id: number for number, message in enumerate(messages)}
     periods = {(block.topic, block.period) for block in order}
@@ -183,8 +184,8 @@ def choose_questions(
     for group, members in groups.items():
         question = random.Random(f"{key}:one:{group}").choice(members)
         counts["questions dropped: not drawn of their type and block"] += len(members) - 1
-        is_sure = question.is_of_last or len(order) <= FEW_BLOCKS or question.topic == order[0].topic
-        if is_sure or random.Random(f"{key}:keep:{question.entry['id']}").random() < KEPT_SHARE:
+        is_always_kept = question.is_of_last or len(order) <= FEW_BLOCKS or question.topic == order[0].topic
+        if is_always_kept or random.Random(f"{key}:keep:{question.entry['id']}").random() < KEPT_SHARE:
             kept.append(question)
         else:
             counts["questions dropped: not drawn, long history"] += 1
@@ -194,9 +195,9 @@ def choose_questions(
 def make_row(persona: str, question: Asked, messages: list[Message], context_id: str, variant: str) -> Row:
     """Return a row of the table.
 
-    Lengths are those of the messages before the question. The distance to the reference includes the reference's first
-    user message and all that follow. In blocks, it counts the reference's block and the question's, so it is 1 within a
-    block.
+    Lengths are over the messages before the question. The distance to the reference is over the messages from the
+    reference's first user message on. In blocks, it counts both the reference's and the question's block, so it is 1
+    within a block.
     """
     entry, ids = question.entry, [message.id for message in messages]
     begin, end = ids.index(question.reference), len(ids) if question.place is None else ids.index(question.place)
@@ -206,12 +207,12 @@ def make_row(persona: str, question: Asked, messages: list[Message], context_id:
     irrelevant = blocks.tokens_of([message for message in before if message.id.topic == blocks.SMALL_TALK])
     identity = f"{entry['id']}:{variant}"
     options = [entry["answer"], *entry["wrong"]]
-    shown = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
-    lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, shown, strict=True)]
+    option_order = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
+    lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, option_order, strict=True)]
     values = (
         persona, uuid.uuid5(NAMESPACE, identity), entry["type"], question.topic, length,
         sum(len(message.content) for message in before), num_blocks, distance, irrelevant,
-        f"{100 * distance / length:.2f}%", entry["question"], f"({LETTERS[shown.index(0)]})", repr(lettered),
+        f"{100 * distance / length:.2f}%", entry["question"], f"({LETTERS[option_order.index(0)]})", repr(lettered),
         context_id, end, "Yes" if entry["is_stereotypical"] else "No",
     )  # fmt: skip
     return Row(dict(zip(COLUMNS, map(str, values), strict=True)), entry)
@@ -220,13 +221,13 @@ def make_row(persona: str, question: Asked, messages: list[Message], context_id:
 def write_files(
     parts: Iterable[Assembled], questions: Path, contexts: Path, manifest: dict[str, Any]
 ) -> tuple[Counter[str], list[Row]]:
-    """Write both files with a manifest each, and return counts and the table's rows.
+    """Write both files, each with a manifest, and return counts and the table's rows.
 
-    Nothing is replaced before both are on disk. Histories are replaced first, so that a new table never lacks its own.
-    UserError if no question is left.
+    Nothing is replaced before both files are on disk. The histories are replaced first, so that a new table always
+    finds its histories. UserError if no question is left.
     """
-    counts, rows, of_table, of_contexts = Counter[str](), [], {**manifest}, {**manifest}
-    with publishing(questions, of_table) as new_table, publishing(contexts, of_contexts) as new_contexts:
+    counts, rows, table_manifest, contexts_manifest = Counter[str](), [], {**manifest}, {**manifest}
+    with publishing(questions, table_manifest) as new_table, publishing(contexts, contexts_manifest) as new_contexts:
         with open_whole(new_table) as table, open_whole(new_contexts) as lines:
             writer = csv.DictWriter(table, COLUMNS)
             writer.writeheader()
@@ -237,9 +238,9 @@ def write_files(
                     lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
                 counts.update(part.counts)
         if not rows:
-            reasons = "; ".join(named(count, name) for name, count in counts.items() if count)
+            reasons = "; ".join(count_plural(count, name) for name, count in counts.items() if count)
             raise UserError(f"no question is left: {reasons}")
         counts = +counts  # without zeros
-        of_contexts["counts"] = of_table["counts"] = dict(counts)
-        of_table["contexts_sha256"] = file_hash(new_contexts)
+        contexts_manifest["counts"] = table_manifest["counts"] = dict(counts)
+        table_manifest["contexts_sha256"] = file_hash(new_contexts)
     return counts, rows

@@ -1,8 +1,8 @@
 """Draw the blocks of a persona's history, put them in order and add small talk; seeded, no model.
 
-A block is a period of a topic. A topic's periods are drawn in order (first, week, month, year), so the blocks drawn are
-always its first ones. T is the topic whose last block the questions are mainly about. All draws depend on `key`, which
-holds the seed, the persona and the size.
+A block is a period of a topic. A topic's periods are drawn in order (first, week, month, year), so the drawn blocks are
+always its first ones. Most questions are about the last block of one topic, the main topic. All draws depend on `key`,
+which consists of the seed, the persona and the size.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from utils.building.personas.inputs import PERIODS
 
-# Weights of periods in a draw, by the share of blocks drawn so far; the other periods weigh OTHERWISE.
+# Weights of the periods in a draw, by the share of blocks drawn so far; other periods have the weight OTHERWISE.
 STAGES = (
     (0.25, {"init": 1.0}),
     (0.5, {"next_week": 1.0, "init": 0.2}),
@@ -23,19 +23,19 @@ STAGES = (
 )
 OTHERWISE = 0.1
 ATTEMPTS = 100  # draws of blocks until a topic has all periods
-NEAR_SHARE = 10  # if T comes first, one in ten of the other blocks is spread among its blocks
+NEAR_SHARE = 10  # if the main topic comes first, one in ten of the other blocks is spread among its blocks
 
 CARD = "card"
 SMALL_TALK = "small talk"
-NO_SMALL_TALK = 15  # blocks, at most
-FEW_BLOCKS = 30  # a longer history has more small talk, and questions are left out
-SMALL_TALK_WEIGHTS = {True: (0.7, 0.2, 0.1), False: (1,) * 19}  # of 0, 1, ... pieces, by whether there are few blocks
+NO_SMALL_TALK = 15  # up to this many blocks, there is no small talk
+FEW_BLOCKS = 30  # a longer history has more small talk, and fewer questions about other blocks
+SMALL_TALK_WEIGHTS = {True: (0.7, 0.2, 0.1), False: (1,) * 19}  # by whether there are few blocks: of 0, 1, ... pieces
 
 CountTokens = Callable[[list[str]], Sequence[int]]  # the number of tokens of each text
 
 
 class MessageId(NamedTuple):
-    """A persona's message; `section` is its event's date, or the section's number if the date is missing or taken."""
+    """The identity of a message; `section` is the event's date, or the section's number if that is missing or taken."""
 
     topic: str
     period: str
@@ -61,7 +61,7 @@ Topics = dict[str, list[Block]]  # the blocks of each topic, in the order of PER
 
 
 def make_blocks(card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens) -> list[Block]:
-    """Return a topic's blocks; they end before the first period without sections."""
+    """Return a topic's blocks, up to the first period without sections."""
     blocks = []
     for period in PERIODS:
         sections = conversation["periods"].get(period, {}).get("sections")
@@ -103,7 +103,7 @@ def tokens_of(parts: Sequence[Message] | Sequence[Block]) -> int:
 
 
 def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
-    """Draw `number` blocks one at a time, or all if there are fewer."""
+    """Draw `number` blocks one at a time; all if there are fewer."""
     drawn = dict.fromkeys(sorted(topics), 0)
     number = min(number, sum(map(len, topics.values())))
     for done in range(number):
@@ -115,7 +115,7 @@ def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
 
 
 def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[Topics, str] | None:
-    """Draw blocks until a topic that fits the limit alone has all periods; return the blocks and T.
+    """Draw blocks until a topic that fits the limit alone has all periods; return the blocks and this main topic.
 
     After ATTEMPTS draws, take the first draw that reached the latest period. None if no topic fits alone.
     """
@@ -125,39 +125,40 @@ def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[To
         lengths = {topic: len(blocks) for topic, blocks in drawn.items() if tokens_of(blocks) <= limit}
         if lengths and max(lengths.values()) > latest:
             latest = max(lengths.values())
-            far = random.Random(f"{key}:T").choice([topic for topic in lengths if lengths[topic] == latest])
-            chosen = drawn, far
+            main = random.Random(f"{key}:T").choice([topic for topic in lengths if lengths[topic] == latest])
+            chosen = drawn, main
         if latest == len(PERIODS):
             break
     return chosen
 
 
-def fit_topics(drawn: Topics, far: str, limit: int, key: str) -> Topics:
-    """Drop whole random topics other than T until the rest is within the limit."""
-    others = [topic for topic in drawn if topic != far]
+def fit_topics(drawn: Topics, main: str, limit: int, key: str) -> Topics:
+    """Drop random whole topics, but never the main topic, until the rest is within the limit."""
+    others = [topic for topic in drawn if topic != main]
     random.Random(f"{key}:drop").shuffle(others)
-    while sum(tokens_of(drawn[topic]) for topic in [far, *others]) > limit:
+    while sum(tokens_of(drawn[topic]) for topic in [main, *others]) > limit:
         others.pop()
-    return {topic: blocks for topic, blocks in drawn.items() if topic in {far, *others}}
+    return {topic: blocks for topic, blocks in drawn.items() if topic in {main, *others}}
 
 
-def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random) -> list[Block]:
-    """Put T's last block at the end or near the beginning; each topic's periods stay in order.
+def order_blocks(topics: Topics, main: str, comes_first: bool, rng: random.Random) -> list[Block]:
+    """Put the main topic's last block at the end or near the beginning; each topic's periods stay in order.
 
-    Other topics' blocks are shuffled within each period. They come between T's other blocks and its last one. If T
-    `comes_first`, they come after all of T, except for a tenth that is spread among T's blocks before its last one.
+    Other topics' blocks are shuffled within each period. They come just before the main topic's last block. If the main
+    topic `comes_first`, they come after all of its blocks, except for a tenth that is spread among the blocks before
+    its last one.
     """
-    of_topic, others = topics[far], []
+    main_blocks, others = topics[main], []
     for period in PERIODS:
-        same = [block for topic in topics if topic != far for block in topics[topic] if block.period == period]
+        same = [block for topic in topics if topic != main for block in topics[topic] if block.period == period]
         others += rng.sample(same, len(same))
     if not comes_first:
-        return [*of_topic[:-1], *others, of_topic[-1]]
+        return [*main_blocks[:-1], *others, main_blocks[-1]]
     near = math.ceil(len(others) / NEAR_SHARE)
-    places = set(rng.sample(range(near + len(of_topic) - 1), near))
-    spread, earlier = iter(others[:near]), iter(of_topic[:-1])
-    mixed = [next(spread if place in places else earlier) for place in range(near + len(of_topic) - 1)]
-    return [*mixed, of_topic[-1], *others[near:]]
+    places = set(rng.sample(range(near + len(main_blocks) - 1), near))
+    spread, earlier = iter(others[:near]), iter(main_blocks[:-1])
+    mixed = [next(spread if place in places else earlier) for place in range(near + len(main_blocks) - 1)]
+    return [*mixed, main_blocks[-1], *others[near:]]
 
 
 def add_small_talk(
@@ -165,7 +166,7 @@ def add_small_talk(
 ) -> tuple[list[Message], Counter[str]]:
     """Return the blocks' messages with small talk between the blocks, and counts of pieces.
 
-    A piece is used again only after all have been used. Pieces that would exceed the limit are left out.
+    A piece is used again only after all have been used. Pieces that would exceed the limit are skipped.
     """
     gaps, counts, free = len(blocks) - 1, Counter[str](), limit - tokens_of(blocks)
     weights = SMALL_TALK_WEIGHTS[len(blocks) < FEW_BLOCKS]

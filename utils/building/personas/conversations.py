@@ -1,7 +1,7 @@
 """The first steps: personas with a history, their conversations about topics, and small talk.
 
-They follow section 3.1 of the paper (arXiv 2504.14225) and its public code. Unlike there, every prompt contains the
-persona, and all topics of a persona share its general history.
+They follow section 3.1 of the paper (arXiv 2504.14225) and its public code, with two differences: every prompt has the
+persona, and all topics of a persona share one general history.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from utils.building.personas.inputs import PERIODS, draw_start
 
 LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for prompts
 NUM_HOBBIES = 20  # per topic, half of them liked at first
-GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period of either history, and in later ones
+GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period of each kind of history; in later periods
 SHOWN = ("date", "event", "thing", "is_liked", "reason")  # an event's fields in the conversation's prompt
-MOST_DAYS_LATER = 6  # from a period's last event to its conversation
+MOST_DAYS_LATER = 6  # between a period's last event and its conversation
 
 
 async def make_persona(asking: Asking, record: dict[str, Any]) -> dict[str, Any] | None:
@@ -38,7 +38,7 @@ async def make_persona(asking: Asking, record: dict[str, Any]) -> dict[str, Any]
 async def make_history(
     asking: Asking, kind: str, start: str, number: int, hobbies: dict[str, bool], turns: Messages
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the events of a `general` or `topic` history, by period; it ends before the first unusable period."""
+    """Return the events of a `general` or `topic` history by period, up to the first unusable period."""
     form = replies.History if hobbies else replies.GeneralHistory
     history: dict[str, list[dict[str, Any]]] = {}
     before: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ async def make_history(
 
 
 async def make_conversations(asking: Asking, record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a topic's hobbies, and events and conversation by period; None if the first period has none."""
+    """Return a topic's hobbies, and each period's events and conversation; None if the first period is unusable."""
     persona, topic = record["made_from"], record["topic"]
     start = draw_start(persona["start"], persona["id"], record["name"], asking.seed)
     general = [f"{event['date']}: {event['event']}" for events in persona["general"].values() for event in events]
@@ -98,10 +98,10 @@ async def converse(
 ) -> list[dict[str, Any]]:
     """Return a period's conversation in sections: one before the first event, then one per event.
 
-    Events that the conversation leaves out are requested once more, on their own, and then dropped.
+    Events that the conversation lacks are requested once more, alone, and dropped if they are still missing.
 
     Args:
-        events: the period's, each with the text of the `old_event` that it changes, or None.
+        events: the period's events, each with the text of the `old_event` that it changes, or None.
     """
 
     async def request(name: str, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ async def converse(
 
 
 async def expand(asking: Asking, section: dict[str, Any], event: str | None, today: str) -> dict[str, Any]:
-    """Return a section, with its event's text, rewritten at greater length; unchanged if no reply is usable."""
+    """Return a section rewritten at greater length, by the text of its event; unchanged if no reply is usable."""
     values = {"section": _lines(section["turns"]), "about": event or "what the user says at first", "today": today}
     turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
     return {**section, "turns": turns or section["turns"]}

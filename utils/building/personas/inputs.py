@@ -1,4 +1,4 @@
-"""The user's inputs (persona sentences, topics, questions for small talk), random draws from them, and steps' files."""
+"""The user's inputs (persona sentences, topics, questions for small talk), random draws, and files of earlier steps."""
 
 import random
 from datetime import date, timedelta
@@ -13,10 +13,10 @@ from utils.base.manifest import file_hash
 
 PERIODS = ("init", "next_week", "next_month", "next_year")  # of a history, in order
 SAMPLES = Path(__file__).parent / "samples"
-FIRST_YEAR, LAST_YEAR = 1920, 2010  # when personas' histories begin
-RECENT, RECENT_WEIGHT = 1991, 3  # later years weigh more
+FIRST_YEAR, LAST_YEAR = 1920, 2010  # in which a persona's history may begin; later years are more likely
+RECENT, RECENT_WEIGHT = 1991, 3  # years from this one on have a weight three times as high
 AGE = 18  # a persona's age in the first year of its history
-MOST_DAYS = 7 * 365  # from the start of a persona's history to that of a topic
+MOST_DAYS = 7 * 365  # between the start of a persona's history and of a topic's
 GENDERS, TRANSGENDER = ("female", "male", "non-binary"), 0.2
 GROUPS = (
     "African American", "Caribbean", "East Asian", "Hispanic", "Indigenous", "Middle Eastern", "Pacific Islander",
@@ -28,8 +28,8 @@ class Topic(msgspec.Struct):
     """A topic that users talk about with an assistant."""
 
     about: str  # for prompts
-    speakers: tuple[str, str] = ("User", "Assistant")  # begin the user's and the assistant's lines
-    conversation: list[str] = []  # an example, user and assistant in turn
+    speakers: tuple[str, str] = ("User", "Assistant")  # names at the beginning of their lines
+    conversation: list[str] = []  # an example; user and assistant take turns
 
     @property
     def example(self) -> str:
@@ -72,7 +72,7 @@ def read_small_talk(path: Path) -> list[str]:
     """Return the questions of a text file, one per line; UserError if it has none."""
     questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not questions:
-        raise UserError(f"{path}: has no questions; give one per line")
+        raise UserError(f"{path}: has no questions; write one per line")
     return questions
 
 
@@ -85,7 +85,7 @@ def hash_of_step(path: Path) -> str:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Return the values in a step's file by key, None for records without one; UserError if missing or damaged."""
+    """Return the values in a step's file by key, None for records without one; UserError if there is no valid file."""
     hash_of_step(path)
     pieces = read_json(path)
     if not isinstance(pieces, dict) or not all(
@@ -96,9 +96,9 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> list[dict[str, Any]]:
-    """Return the personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
+    """Return the personas `first` to `end` - 1 of an order drawn by the seed, each with its other random draws.
 
-    A number means the same persona whatever the range, as long as there are as many sentences.
+    A number means the same persona in every range, as long as the number of sentences stays the same.
     """
     order = random.Random(f"{seed}:personas").sample(range(len(sentences)), len(sentences))
     personas = []
@@ -117,7 +117,7 @@ def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> list
 def draw_start(start: str, persona: str, topic: str, seed: int) -> str:
     """Return the date on which a topic's history begins, up to `MOST_DAYS` after the persona's.
 
-    It does not depend on other topics, so that topics can be added; the paper's code adds up to a year per topic.
+    It does not depend on other topics, so topics can be added; the paper's code adds up to a year per topic.
     """
     days = random.Random(f"{seed}:start:{persona}:{topic}").randrange(MOST_DAYS)
     return (date.fromisoformat(start) + timedelta(days)).isoformat()

@@ -1,8 +1,8 @@
 """Questions about what conversations reveal about a user, following section 3.2 of the paper and its public code.
 
-An event may change what the user thinks of a thing. It and all earlier events about the thing are its chain, newest
-first. A question is about the second event of the chain that the conversations mention, and is asked before they
-mention the first. If they mention only one, it is about that one, and is asked at the end.
+An event may change what the user thinks of a thing. The event and all earlier events about the same thing are its
+chain, newest first. A question is about the second event of the chain that the conversations mention, and is asked
+just before they mention the first. If they mention only one event, the question is about it, and is asked at the end.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from utils.building.personas.asking import Asking
 from utils.building.personas.inputs import PERIODS
 
 TRIES = 3  # attempts to answer a question without any history
-NUM_IDEAS = 3  # earlier lines of the user, one per wrong idea
+NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
 Entry = dict[str, Any]
 
@@ -27,11 +27,11 @@ Entry = dict[str, Any]
 class EventFacts(NamedTuple):
     """The facts behind the questions about one event."""
 
-    chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
+    chain: list[Entry]  # the event and, if it changes another, all older events about the same thing, newest first
     mentioned: list[Entry]  # the part of the chain that the conversations mention, newest first
-    lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date, the period and turns of its section
-    course: list[Entry]  # the oldest mentioned event and the changes of liking since, oldest first
-    has_turned: bool  # whether the newest two mentioned events differ in liking the thing
+    lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date: the period and turns of its section
+    course: list[Entry]  # the oldest mentioned event, then those at which liking turned, oldest first
+    has_turned: bool  # whether liking differs between the newest two mentioned events
 
     @property
     def about(self) -> Entry:
@@ -63,7 +63,7 @@ def facts_of_events(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Ev
 
 
 async def make_questions(asking: Asking, record: Mapping[str, Any]) -> list[Entry]:
-    """Return all questions about a topic's conversations in the wanted periods."""
+    """Return all questions about a topic's conversations in the periods of --time."""
     topic, drawn = record["made_from"], record["drawn"]
     asking.values |= {"card": topic["card"], "who": f"{drawn['gender']} and {drawn['ethnicity']}"}
     events = facts_of_events(topic, record["periods"])
@@ -91,7 +91,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: EventFacts)
     async def make(
         type_: str, name: str, is_line: bool = False, at_end: bool = False, hint: str | None = None
     ) -> Entry | None:
-        """Return a question of this type, with `is_line` the user's line about the newest event; None if unusable."""
+        """Return a question of this type, if `is_line` the user's line about the newest event; None if unusable."""
         place = None if at_end or len(facts.mentioned) == 1 else facts.place(newest)
         if place is None and period in changed_in:
             asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
@@ -126,14 +126,14 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], facts: EventFacts)
 
 
 async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
-    """Return, for each attempt without a history, whether the right option was chosen; None without a letter.
+    """Return for each attempt without a history whether the right option was chosen; None if no letter was read.
 
-    The order of the options differs between attempts.
+    The options have a different order in each attempt.
     """
     texts = [entry["answer"], *entry["wrong"]]
     orders = asking.random(entry["id"]).sample(list(permutations(range(len(texts)))), TRIES)
-    shown = [options_text([texts[place] for place in order]) for order in orders]
-    letters = await asyncio.gather(*(asking.choose_blind(entry["question"], options) for options in shown))
+    option_texts = [options_text([texts[place] for place in order]) for order in orders]
+    letters = await asyncio.gather(*(asking.choose_blind(entry["question"], options) for options in option_texts))
     tries = zip(letters, orders, strict=True)
     return [None if letter is None else order[LETTERS.index(letter)] == 0 for letter, order in tries]
 
@@ -141,7 +141,7 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 def _values(asking: Asking, facts: EventFacts, topic: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for the prompts about an event."""
     event, about, newest = facts.chain[0], facts.about, facts.mentioned[0]
-    # Only lines said before the question: a later one would be a new idea there, and thus a right answer.
+    # Only lines before the question: a later line would be a new idea, and thus a right answer.
     earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in facts.lines.items() if date < event["date"]]
     others = asking.random(f"others:{event['date']}").sample(earlier, min(NUM_IDEAS, len(earlier)))
     other = "has the right preference, but in connection with another event than the user's"

@@ -1,7 +1,6 @@
 """The forms of a model's JSON replies, and checks of their content. No side effects.
 
-A check returns the usable part and a list of faults. A fault does not quote the text, so that equal faults are counted
-together.
+A check returns the usable part and a list of faults. Faults do not quote the text, so equal ones are counted together.
 """
 
 import re
@@ -16,7 +15,7 @@ from utils.benchmarks.readers import keep_commands, own_turn, valid_objects, wri
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
-LATEST = "2200"  # dates from this year on are mistakes, because no history is that long
+LATEST = "2200"  # no history is so long, so dates from this year on are mistakes
 NUM_WRONG = 3  # options beside the right one
 _SENTENCE_END = re.compile(r"[.!?…。！？।؟]+")
 _DATE = re.compile(
@@ -27,7 +26,7 @@ Faults = list[str]
 
 
 def _form(name: str, /, *bases: type, **fields: Any) -> type[msgspec.Struct]:
-    """Return the form of a reply; its JSON schema allows no other fields, as servers require."""
+    """Return a struct for a reply; its JSON schema allows no other fields, as servers require."""
     return msgspec.defstruct(name, list(fields.items()), bases=bases or None, forbid_unknown_fields=True)
 
 
@@ -57,9 +56,9 @@ def schema_of(form: type) -> dict[str, Any]:
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """Return the last JSON object of this form in a text, or else a text that names the last object's fault.
+    """Return the last JSON object of this form in a text; if there is none, a text that names the fault.
 
-    Prose or a fence around it is ignored.
+    Prose and fences around the object are ignored.
     """
     text = own_turn(keep_commands(writable(text)))
     reply, fault = None, "no valid JSON" if "{" in text and "}" in text else "no JSON object"
@@ -72,9 +71,9 @@ def read(text: str, form: type[T]) -> T | str:
 
 
 def whole(value: T, faults: Mapping[str, object]) -> tuple[T | None, Faults]:
-    """Return the value if none of these faults is so, else None; and those that are."""
-    true = _true(faults)
-    return (None if true else value), true
+    """Return the value, or None if a fault is true, and the faults that are true."""
+    found = _true(faults)
+    return (None if found else value), found
 
 
 def _true(faults: Mapping[str, object]) -> Faults:
@@ -82,7 +81,7 @@ def _true(faults: Mapping[str, object]) -> Faults:
 
 
 def count_sentences(text: str) -> int:
-    """Count the sentences that have a word and an end, in linear time even for a text without any end."""
+    """Count the sentences that have a word and an end mark, in linear time for any text."""
     return sum(re.search(r"\w", part) is not None for part in _SENTENCE_END.split(text)[:-1])
 
 
@@ -90,7 +89,7 @@ def count_sentences(text: str) -> int:
 
 
 def check_persona(reply: Any) -> tuple[str | None, Faults]:
-    """Return the card, unless it lacks the persona's name or three sentences."""
+    """Return the card, if it has the persona's name and at least three sentences."""
     card, name = reply.card.strip(), reply.name.strip()
     lacks_name, is_short = not name or name not in card, count_sentences(card) < 3
     faults = {"the card does not have the name": lacks_name, "the card is shorter than three sentences": is_short}
@@ -116,9 +115,9 @@ def check_history(
 
     Args:
         number: minimum number of events.
-        after: all events must be later than this date.
+        after: a date; all events must be later.
         before: all events of earlier periods.
-        hobbies: whether each thing of the topic is liked at first, by name; empty for a general history.
+        hobbies: by name, whether the user likes each thing at first; empty for a general history.
     """
     by_date, kept, faults = {event["date"]: event for event in before}, [], []
     newest = {event.get("thing"): event for event in before}
@@ -136,9 +135,9 @@ def check_history(
 
 
 def _fault_of(event: Any, after: str, by_date: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
-    """Return the first fault of an event, given the earlier ones by date and the newest one about each thing.
+    """Return the first fault of an event, from the earlier events by date and the newest event about each thing.
 
-    A preference must change if and only if the event names an older one.
+    A preference must change if, and only if, the event names an older one.
     """
     is_change, old, reason = event.changes is not None, by_date.get(event.changes), (event.reason or "").strip()
     faults = {
@@ -174,9 +173,9 @@ def _is_date(text: str) -> bool:
 
 
 def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
-    """Return the usable sections: the turns before the first event, then each event's; see `missing_events`."""
+    """Return the usable sections: the turns before the first event, then one per event (see `missing_events`)."""
     old_events, all_faults, sections = {event["date"]: event.get("old_event") for event in events}, [], []
-    is_lost = False  # turns after a dropped one would put its event into another event's section
+    is_lost = False  # after a dropped event: its further turns would end up in another event's section
     for turn in reply.turns:
         user, assistant, old = turn.user.strip(), turn.assistant.strip(), old_events.get(turn.event)
         names_event = turn.event is not None
@@ -206,7 +205,7 @@ def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str
 
 
 def check_section(reply: Any) -> tuple[list[dict[str, str]] | None, Faults]:
-    """Return the turns, if they are long enough and mention no date."""
+    """Return the turns, if they are long enough and mention no dates."""
     turns = [{"user": turn.user.strip(), "assistant": turn.assistant.strip()} for turn in reply.turns]
     if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
         return None, ["a turn lacks one of its speakers' texts"]
@@ -227,7 +226,7 @@ def check_text(reply: Any) -> tuple[str | None, Faults]:
 
 
 def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
-    """Return a question and its right answer; the question must not contain `hint`, if given."""
+    """Return a question and its right answer; the question must not contain `hint`."""
     question, answer = reply.question.strip(), reply.answer.strip()
     return whole({"question": question, "answer": answer}, {
         "the question is empty": not question,
@@ -237,7 +236,7 @@ def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None,
 
 
 def check_wrong(reply: Any, answer: str) -> tuple[list[str] | None, Faults]:
-    """Return three wrong answers, unless any are empty, equal to each other or to the right one."""
+    """Return three wrong answers, unless any is empty or equal to another or to the right one."""
     wrong = [text.strip() for text in reply.wrong]
     right, *alike = [" ".join(text.lower().split()) for text in (answer, *wrong)]
     return whole(wrong, {

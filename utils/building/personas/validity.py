@@ -1,7 +1,7 @@
 """Measure how far questions give their answers away: without the history, by length, letter or wording.
 
-Figures about questions' texts and tries without the history count each question once. Letters differ between variants,
-so they are counted over rows. If the rows were filtered, the figures cover only the rest.
+Each question counts once, except for the letters of right answers: these differ between variants, so they are counted
+over rows. If the rows were filtered, the figures cover only the remaining ones.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ Figures = dict[str, dict[str, Any]]
 
 
 def measure(rows: Sequence[Row]) -> Figures:
-    """Return the figures by type and for all types, ready for JSON; shares and means of nothing are None."""
+    """Return the figures for each type and for all types, ready for JSON; shares and means over nothing are None."""
     by_type = {name: [row for row in rows if row.entry["type"] == name] for name in TYPES}
     return {**{name: figures_of(of_type) for name, of_type in by_type.items() if of_type}, ALL: figures_of(rows)}
 
@@ -34,7 +34,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     tries = [attempt for entry in entries for attempt in entry["blind"] or []]
     letters = Counter(row.columns["correct_answer"].strip("()") for row in rows)
     rank = longest = 0.0
-    for right, *others in (list(map(len, texts)) for texts in options):  # options of equal length share a mean rank
+    for right, *others in (list(map(len, texts)) for texts in options):  # options of equal length share their mean rank
         rank += 1 + sum(length < right for length in others) + others.count(right) / 2
         longest += (right == max(right, *others)) / (1 + others.count(right))
     return {
@@ -52,7 +52,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def sections_of(rows: Sequence[Row]) -> list[Section]:
-    """Return a section per type for utils/building/reading_page.py, which draws the questions to read."""
+    """Return a section per type for utils/building/reading_page.py, which draws a sample of the questions."""
     shown: dict[str, list[Shown]] = {name: [] for name in TYPES}
     for row in {row.entry["id"]: row for row in rows}.values():
         entry, place, reference = row.entry, row.entry["place"], row.entry["reference"]
@@ -61,15 +61,15 @@ def sections_of(rows: Sequence[Row]) -> list[Section]:
         rests_on = f"rests on {reference['period']} {reference['event']}"
         body = f"{entry['question']}\n\n{options}"
         shown[entry["type"]].append(Shown(entry["id"], row.columns["topic"], body, f"{where}, {rests_on}"))
-    asks = "Does the history alone imply the right option, and only that one?"
-    return [Section(name, asks, {"questions": len(kept)}, kept) for name, kept in shown.items() if kept]
+    reader_question = "Does the history alone imply the right option, and only that one?"
+    return [Section(name, reader_question, {"questions": len(kept)}, kept) for name, kept in shown.items() if kept]
 
 
 def describe(figures: Figures) -> str:
-    """Return the figures as a table to print, one type per line; a dash means that there is no figure."""
+    """Return the figures as a table to print, one type per line; a dash is a missing figure."""
     rows = [
-        [Cell(name), *(Cell("-" if of_type[key] is None else f"{of_type[key]:.4g}") for key in COLUMNS)]
-        for name, of_type in figures.items()
+        [Cell(name), *(Cell("-" if part[key] is None else f"{part[key]:.4g}") for key in COLUMNS)]
+        for name, part in figures.items()
     ]
     letters = ", ".join(f"({letter}) {share:.1%}" for letter, share in figures[ALL]["letters"].items() if share)
     return to_markdown([Table(["", *COLUMNS.values()], rows, [f"right letters: {letters or '-'}"])])
