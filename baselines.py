@@ -8,7 +8,7 @@
       --inputs_addr test.json --output_addr none_gpt.json
 
 Several datasets share one load of the model, and each gets its own output. For questions with options, --choose
-likelihood picks the likeliest option without generating text. An encoder-decoder, such as a FlanT5 fine-tuned by
+likelihood chooses the likeliest option without generating text. An encoder-decoder, such as a FlanT5 fine-tuned by
 utils/train_generator.py, answers by beam search. Your own method is a Python file with
 `async def answer(record, ask)` (docs/your_own_method.md):
 

@@ -6,16 +6,16 @@
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files share one load of the model. A response file is {question id: [{"output": text}]}; the first
-response to each question is judged, with --samples all every one. A missing answer gets the worst score (0, unless
+response to each question is judged, or every one with --samples all. A missing answer gets the worst score (0, unless
 lower is better) and is counted. A missing verdict is counted and never scored 0. Run the same command again to judge
-only the changes.
+only what has changed.
 
 LaMP and LongLaMP need no judge: their metrics compare a response with the reference (--strategy f1, rouge-1, ...).
 Files in LaMP's own format and PersonaMem's CSV files are read too. To measure how sure the judge is, --verdicts
-probability takes the expected value over 0, 1 and 2; --num_verdicts averages several verdicts at a --temperature.
+probability computes the expected value over 0, 1 and 2; --num_verdicts averages several verdicts at a --temperature.
 The paper compares its judge with --strategy direct, which gives a response one of five levels, and --strategy pairwise,
-which compares two systems in both orders. --strategy reward has a reward model give each response a number, from the
-question and posts alone (docs/evaluation.md describes all of these):
+which compares two systems in both orders. With --strategy reward, a reward model scores each response from the question
+and posts alone (docs/evaluation.md describes all of these):
 
   python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
@@ -131,7 +131,7 @@ def prepare(args: cli.Arguments) -> Stage:
         return requests_to(files, dataset.records)
 
     async def judge(request: Request, ask: Ask) -> Piece:
-        """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
+        """Judge how well the response covers one aspect (Algorithm 1, with the prompt in figure 10)."""
         if not all(answered := are_answered(request.outputs)):
             return no_answer(answered)
         return await ask.steps.send("judge", partial(model.call, request))

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare(args: cli.Arguments) -> list[Stage]:
-    """Return the stages that plan, then those that answer, so that each model is loaded once."""
+    """Return the stages that plan, then the stages that answer, so that each model is loaded once."""
 
     def needs(task: Task) -> list[str]:
         return ["profile", *(task.gold_plan_needs if args.gold_plan else ())]
@@ -73,12 +73,12 @@ def prepare(args: cli.Arguments) -> list[Stage]:
     check_trained(generator, datasets[0], prompts["planpers"], num_contexts=args.num_contexts)
 
     async def plan(record: Record, ask: Ask) -> Piece:
-        """Plan the question after the asker's best posts (paper, figure 15)."""
+        """Plan an answer from the asker's best posts and the question (paper, figure 15)."""
         posts = task.best_items(record, args.num_contexts)
         return await ask.record("planner", items=posts, parse=plan_parser(lead_in), schema=plan_pattern(lead_in))
 
     async def answer(record: Record, ask: Ask, plan: Piece) -> Piece:
-        """Answer with the plan of the same number (figure 14); without a usable plan, as RAG does, with the reason.
+        """Answer with the plan of the same number (figure 14); without a usable plan, like RAG, with the reason.
 
         The prompt gets the plan's raw text if plans have a lead-in, otherwise its titles.
         """

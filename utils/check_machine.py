@@ -1,9 +1,9 @@
-"""Check that this machine can run the packages of a requirements file; `make setup` does so before it downloads them.
+"""Check that this machine can run the packages of a requirements file; `make setup` runs this before downloading them.
 
   python3 utils/check_machine.py requirements-cpu.txt
 
-Prints nothing if it can, else one line on stderr with the problem and a remedy, and exits with code 1. The syntax is
-old, so that old Pythons can run this file and report that they are too old.
+If it cannot, print one line with the problem and a remedy on stderr, and exit with code 1. The syntax is old, so that
+an old Python can run this file and report that it is too old.
 """
 
 import os
@@ -18,7 +18,7 @@ CONTAINER = "use a Linux machine or container with glibc 2.28 or newer, Python 3
 
 
 def find_problem(kind, system, glibc, python, has_avx2, has_venv, free):
-    """Return what keeps the packages of a `kind` ("cpu" or "gpu") from running, with a remedy; None if nothing does.
+    """Return why packages of a `kind` ("cpu" or "gpu") cannot run here, with a remedy; None if they can.
 
     `glibc` (or None) and `python` are versions as tuples; `free` is disk space in GB.
     """

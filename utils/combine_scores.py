@@ -1,4 +1,4 @@
-"""Combine scores with terms computed from the responses into rewards, for a training with --objective grpo.
+"""Combine scores and terms computed from the responses into rewards, for training with --objective grpo.
 
   python utils/combine_scores.py --response_addr samples.json --score_addr scores.json --output_addr rewards.json \\
       --contrast -0.1 --contrast_addr plain.json --length_weight -0.01 --length_note intent --length_over 200
@@ -6,12 +6,13 @@
 The scores are those of all samples (evaluate_responses.py --samples all). The output has, in `rewards`, a list per
 question, in the order of the samples.
 
-A reward is the sum of the score and of the terms, each times its weight (docs/beyond_planpers.md). These weights are
-those of IAP; PR2's penalty for a wrong form is --form -0.5. A score that is an
-error, such as LaMP-3's, is subtracted. With --own 1 --own_addr FILE, a term is what the Python function
-`reward(response)` in FILE returns for an answer's object in the response file.
+A reward is the weighted sum of the score and the terms (docs/beyond_planpers.md). The weights above are those of IAP;
+PR2's penalty for a wrong form is --form -0.5. A score that is an error, such as LaMP-3's, is subtracted. With --own 1
+--own_addr FILE, one term is what the Python function `reward(response)` in FILE returns for a response, an object of
+the response file.
 
-A response without a score has no reward. A missing answer has at most the lowest reward of the question's answers.
+A response without a score has no reward. The reward of a missing answer is at most the lowest reward of the question's
+answers.
 """
 
 import copy
@@ -34,7 +35,7 @@ from utils.benchmarks.references import rouge
 from utils.data.responses import are_answered, as_read, read_responses
 from utils.data.scores import COMBINED, judges_of, metric_behind, read_sample_scores
 
-Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
+Term = Callable[[str, dict[str, Any]], float]  # of a question's id and a response
 
 
 def build_parser() -> cli.FlagParser:
@@ -95,30 +96,30 @@ def main(argv: list[str] | None = None) -> int:
 def combined(args: cli.Arguments, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
     """Return the rewards by question id and sample, their mean, and the means of the terms, over samples with a score.
 
-    The reward of a missing answer is lowered to the lowest of the question's answers. Otherwise an answer that gets
-    penalties would lose to none, and a training would learn to give none.
+    The reward of a missing answer is at most the lowest of the question's answers. Otherwise a missing answer could
+    beat an answer with penalties, and training would learn not to answer.
     """
     responses, rewards, rows = read_responses(args.response_addr), {}, []
     scores, samples = read_sample_scores(args.score_addr, responses, args.response_addr)
     metric = metric_behind(scores)
     sign = -1 if metric.lower_is_better else 1
-    for question_id, of_question in samples.items():
-        rewards[question_id] = of_sample = [None] * len(of_question)
-        for number, (score, response) in enumerate(zip(of_question, responses[question_id], strict=True)):
+    for question_id, sample_scores in samples.items():
+        rewards[question_id] = sample_rewards = [None] * len(sample_scores)
+        for number, (score, response) in enumerate(zip(sample_scores, responses[question_id], strict=True)):
             if score is not None:
                 values = {name: term(question_id, response) for name, term in terms.items()}
                 rows.append({"score": sign * score, **values})
-                of_sample[number] = sum(weights[name] * value for name, value in rows[-1].items())
+                sample_rewards[number] = sum(weights[name] * value for name, value in rows[-1].items())
         read = as_read({question_id: responses[question_id]}, metric.reads)
         answered = are_answered(response["output"] for response in read[question_id])
-        of_answers = [reward for reward, is_answer in zip(of_sample, answered, strict=True) if is_answer]
-        lowest = min((reward for reward in of_answers if reward is not None), default=math.inf)
-        for number, reward in enumerate(of_sample):
+        answer_rewards = [reward for reward, is_answer in zip(sample_rewards, answered, strict=True) if is_answer]
+        lowest = min((reward for reward in answer_rewards if reward is not None), default=math.inf)
+        for number, reward in enumerate(sample_rewards):
             if reward is not None and not answered[number]:
-                of_sample[number] = min(reward, lowest)
+                sample_rewards[number] = min(reward, lowest)
     if not rows:
         raise UserError(f"{args.score_addr}: no response has a score; judge the responses again")
-    mean = fmean(reward for of_sample in rewards.values() for reward in of_sample if reward is not None)
+    mean = fmean(reward for sample_rewards in rewards.values() for reward in sample_rewards if reward is not None)
     return {"reward": mean, "means": {name: fmean(row[name] for row in rows) for name in rows[0]}, "rewards": rewards}
 
 
@@ -144,7 +145,7 @@ def terms_of(args: cli.Arguments, weights: dict[str, float]) -> dict[str, Term]:
 
 
 def own_term(path: str) -> Term:
-    """Return the term that a user's file computes; UserError if it has no `reward`, or that returns no number."""
+    """Return the term that a user's file computes; UserError if `reward` is missing or returns no number."""
     try:
         names = runpy.run_path(path)
     except Exception as error:  # a user's mistake

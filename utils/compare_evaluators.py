@@ -5,17 +5,17 @@
       --evaluator "Direct, 32B" planpers_direct.json rag_direct.json \\
       --evaluator "Pairwise, 32B" planpers_rag_pairs.json
 
-An evaluator is a name and the score files that evaluate_responses.py wrote for two systems, or its one pairwise file.
-If each category has its own files, repeat --evaluator with the same name for each category. First and second must be
-the same systems for all evaluators and for the humans. The humans' file is the output of utils/human_evaluation.py
---collect, or an object with one choice per question, or with a list of the raters' choices:
+An evaluator is a name and the score files of two systems by evaluate_responses.py, or one pairwise file. If each
+category has its own files, repeat --evaluator with the same name for each category. First and second must be the same
+systems for all evaluators and for the humans. The humans' file is the output of utils/human_evaluation.py --collect, or
+an object with a choice per question, or a list of the raters' choices per question:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
 The humans' outcome on a question is the choice of more than half of the raters, else a tie. The tables go to stdout.
 
-How often judges prefer the chosen response of a pair; and whether judges give the same verdicts on the same responses,
-and rank three or more systems alike:
+How often judges prefer the chosen response of a pair (--preferred); and whether judges give the same verdicts on the
+same responses and rank three or more systems in the same order (--systems):
 
   python utils/compare_evaluators.py --preferred "Aspects, 32B" chosen_scores.json rejected_scores.json \\
       --preferred "Pairwise, 32B" chosen_rejected_pairs.json
@@ -24,7 +24,7 @@ and rank three or more systems alike:
       --systems "Direct, 32B" none_direct.json rag_direct.json planpers_direct.json
 
 Systems' scores corrected by people's verdicts on some of their answers (human_evaluation.py --ask verdicts, --collect;
-for BESPOKE, people's scores as they are downloaded), and how the judge agrees with them:
+for BESPOKE, people's scores as downloaded), and how the judge agrees with people:
 
   python utils/compare_evaluators.py --corrected RAG rag_scores.json rag_people.json \\
       --corrected PlanPers planpers_scores.json planpers_people.json
@@ -68,7 +68,7 @@ from utils.tables.significance import differences
 from utils.tables.system_scores import add_unscored_argument
 
 SCRIPT = "utils/compare_evaluators.py"
-RESULTS = {"win": 1, "tie": 0, "loss": -1}  # preference by the first system's pairwise result
+RESULTS = {"win": 1, "tie": 0, "loss": -1}  # the first system's pairwise result as a preference
 
 
 def build_parser() -> cli.FlagParser:
@@ -150,7 +150,7 @@ def compare_with_people(args: cli.Arguments, outputs: list[str]) -> int:
 
 
 def split_names(arguments: list[list[str]]) -> tuple[list[list[str]], dict[str, str]]:
-    """Return the arguments with the file of each NAME=FILE, and the names by file; an existing file is never split."""
+    """Return the arguments with FILE for each NAME=FILE, and the names by file; existing files are not split."""
     names: dict[str, str] = {}
     split = []
     for judge, *words in arguments:
@@ -164,7 +164,7 @@ def split_names(arguments: list[list[str]]) -> tuple[list[list[str]], dict[str, 
 
 
 def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -> list[str]:
-    """Return all input files; UserError if an evaluator has none or is alone, or a file is given twice."""
+    """Return all input files; UserError if an evaluator has no files or is the only one, or a file appears twice."""
     inputs = [] if human_addr is None else [human_addr]
     for name, *paths in arguments:
         if not paths:
@@ -186,7 +186,7 @@ def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -
 
 
 def read_evaluators(flag: str, arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
-    """Read the evaluators of lists `[name, file, ...]`, in the order in which their names first appear."""
+    """Read the evaluators from lists `[name, file, ...]`, in the order of their first appearance."""
     evaluators: dict[str, Evaluator] = {}
     paths_read, pairs = list(chain(*(paths for _, *paths in arguments))), flag != "--systems"
     read = {path: read_scores(path, pairs=pairs, unscored_as_zero=unscored_as_zero) for path in paths_read}
@@ -207,7 +207,7 @@ def read_evaluators(flag: str, arguments: list[list[str]], unscored_as_zero: boo
 
 
 def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Raise UserError unless the files are of the evaluator's strategy, and as many as it and the flag need."""
+    """Raise UserError unless the files have the evaluator's strategy and are as many as it and the flag need."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if flag == "--systems":
         is_right = evaluator.metric.pooled is None
@@ -224,7 +224,7 @@ def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) 
 
 
 def add_questions(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Add entries, preferences and scores from a file per system, or a pairwise one; UserError for a repeated id."""
+    """Add entries, preferences and scores from a file per system or a pairwise file; UserError for a repeated id."""
     systems = [{entry["id"]: entry for entry in scores["per_question_scores"]} for scores in files.values()]
     for path, scores in files.items():
         ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
@@ -246,17 +246,17 @@ def add_questions(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> 
 
 
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError if evaluators and humans judged other systems, or in another order, according to manifests."""
+    """Raise UserError if, by the manifests, evaluators and humans judged different systems, or in a different order."""
     seen = {digest: place for place, digests in enumerate(human.responses if human else ()) for digest in digests}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
-    firsts: dict[int, tuple[Evaluator, set[str], str]] = {}  # by place, an evaluator, its responses and score file
+    firsts: dict[int, tuple[Evaluator, set[str], str]] = {}  # by place: an evaluator, its responses, and its score file
     for evaluator in evaluators:
         if human and human.choices.keys().isdisjoint(evaluator.preferences):
             both = f"no question in common with --evaluator {quote(evaluator.name)} ({', '.join(evaluator.files[0])})"
             raise UserError(f"{human.path}: has {both}\n  use human choices for the questions in these files")
         with_hashes = filter(None, map(judged_responses, evaluator.files))
         for place, judged in enumerate(zip(*with_hashes, strict=True)):
-            # The humans' file lacks the responses of categories that they were not asked about.
+            # The humans' file has no responses of categories that they were not asked about.
             digests = {digest for _, digest in judged}
             if seen and digests.isdisjoint(seen):
                 raise UserError(

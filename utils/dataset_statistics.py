@@ -6,8 +6,8 @@ Each file is a column. Files named <category>_<split>.json, as utils/download_da
 category, with the paper's numbers in rows below; other files are shown by name. Cells are means ± population standard
 deviations over a file's questions. Lengths are in words, separated by white space.
 
-If the questions are multiple choice, and the right options are in the file, a table per file follows: how often the
-longest, or shortest, option is the right one, by type of question.
+For multiple-choice questions with right options in the file, a table per file follows: how often the longest or the
+shortest option is the right one, by type of question.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Yield per row: label, the file's figures (a number, or mean and deviation), and the paper's; None if unknown."""
+    """Yield for each row a label, the file's figures (a number, or mean and deviation), and the paper's or None."""
     printed, task, users = column.paper.get("questions"), column.task, len(column.users)
     label = "Questions" if has_users else "Questions (users)"
     yield label, (column.num_questions,), None if printed is None else (printed,)
@@ -60,7 +60,7 @@ def statistics(
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
-    """Return a table with one row per statistic, followed by the paper's row if the paper prints any."""
+    """Return a table with one row per statistic, each followed by the paper's row if the paper has the statistic."""
     rows = []
     has_users = any(column.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
@@ -72,7 +72,7 @@ def make_table(columns: list[Column], notes: list[str]) -> Table:
 
 
 def options_table(column: Column) -> Table:
-    """Return a table of how often a file's longest, or shortest, option is the right one, by group and in all."""
+    """Return a table of how often a file's longest or shortest option is the right one, by group and in all."""
     rows, task = [], column.task
     by_group = {group: [choice for choice in column.choices if choice["group"] == group] for group in task.groups}
     for name, choices in {**by_group, ALL: column.choices}.items():
@@ -100,7 +100,7 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 
 
 def make_notes(columns: list[Column]) -> list[str]:
-    """Return notes on the numbers, and on their differences from the paper's."""
+    """Return notes on the numbers and on differences from the paper."""
     notes = ["Mean ± population standard deviation over a file's questions; words are separated by white space."]
     if columns[0].task.files.paper_files():
         notes[0] += " The paper does not say which standard deviation it prints, nor the unit of its lengths."

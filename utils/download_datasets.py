@@ -13,10 +13,10 @@ and LongLaMP have <dataset>_<setting>_<split>.json. PersonaMem has PersonaMem_<s
 questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. BESPOKE has
 BESPOKE_all.json, and the responses that people scored in BESPOKE_meta_test.json, ..._responses.json and
 ..._ratings.json. Personalized RewardBench has LaMP-QA's test questions in PersonalizedRewardBench_<category>.json, with
-the responses to them in ..._chosen.json and ..._rejected.json. Finished files are left alone, so the same command again
-fetches the missing ones. Each file's <file>.manifest.json holds its origin (for a dataset on the hub, the commit), the
-number of questions, and hashes. Without internet, --source_dir takes the original files from a folder, or
-HF_HUB_OFFLINE=1 takes the files that an earlier run saved in --cache_dir.
+the responses to them in ..._chosen.json and ..._rejected.json. Finished files are skipped, so running the same command
+again fetches only the missing ones. <file>.manifest.json has each file's origin (for a dataset on the hub, the commit),
+number of questions and hashes. Without internet, read the original files from a folder with --source_dir, or set
+HF_HUB_OFFLINE=1 to use the files that an earlier run saved in --cache_dir.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @cache
 def datasets() -> dict[str, tuple[Task, Mapping[str, Sequence[Published]]]]:
-    """Return each dataset's task and published parts, by name: those of every task, then further ones."""
+    """Return each dataset's task and published parts, by name: the tasks' own datasets, then further ones."""
     further = {name: (task, parts) for task in tasks().values() for name, parts in task.files.also_published().items()}
     return {name: (task, task.files.published()) for name, task in tasks().items()} | further
 
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.overwrite:
         check_commits(outputs, source)
-    run = describe_run(vars(args), {}, None)  # once, because it takes longer than writing a small file
+    run = describe_run(vars(args), {}, None)  # once, because this takes longer than writing a small file
     for path, (part, split) in outputs.items():
         lock = Lock(path)
         try:
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parts_of(dataset: str, setting: str | None) -> list[Published]:
-    """Return a dataset's published parts in this setting, the first one if None; UserError for an unknown setting."""
+    """Return a dataset's published parts in this setting (None: the first one); UserError for an unknown setting."""
     published = datasets()[dataset][1]
     if setting is None:
         setting = next(iter(published))
@@ -140,7 +140,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
 
 
 def is_the_users_own(path: Path) -> bool:
-    """Return whether a file exists without a manifest, so that this script did not write it; print a note if so."""
+    """Return whether a file exists without a manifest, and so is not from this script; print a note if so."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
         print(f"{path}: already exists; skipped. Its origin is unknown, because it has no manifest")
@@ -148,7 +148,7 @@ def is_the_users_own(path: Path) -> bool:
 
 
 def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
-    """Raise UserError if finished files are from another commit than the source, so that commits are never mixed."""
+    """Raise UserError if finished files are from another commit than the source, because commits must not be mixed."""
     manifests = {path: read_manifest(path) for path in outputs if path.exists()}
     commits = {path: manifest["settings"].get("commit") for path, manifest in manifests.items() if manifest}
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]

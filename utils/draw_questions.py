@@ -3,8 +3,8 @@
   python utils/draw_questions.py --input_dataset_addr train_ranked.json --questions_per_round 1000 --round 2 \\
       --output_dataset_addr train_round_2.json
 
-All questions are drawn before any is drawn again: they are shuffled once, and each round takes the next ones. After the
-last question comes the first again. Questions of a ranked dataset stay ranked. A file that exists is left alone.
+All questions are drawn before any is repeated: they are shuffled once, and each round takes the next ones, beginning
+again after the last. Questions of a ranked dataset stay ranked. A finished file is skipped.
 """
 
 import random
@@ -41,11 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     source, path, size = args.input_dataset_addr, Path(args.output_dataset_addr), args.questions_per_round
     cli.check_outputs([str(path)], [source])
-    made = read_manifest(source) or {"settings": {}}
+    source_manifest = read_manifest(source) or {"settings": {}}
     drawn = {"from": file_hash(source), "questions_per_round": size, "round": args.round, "seed": args.seed}
-    settings = made["settings"] | {"drawn": drawn}
-    file = Made(path, settings, args.overwrite)
-    if file.check() is State.CURRENT:
+    settings = source_manifest["settings"] | {"drawn": drawn}
+    output = Made(path, settings, args.overwrite)
+    if output.check() is State.CURRENT:
         say_finished(path)
         return 0
     dataset = DatasetFile(source)
@@ -56,15 +56,15 @@ def main(argv: list[str] | None = None) -> int:
     start = (args.round - 1) * size
     chosen = {ids[place % len(ids)] for place in range(start, start + size)}
     numbers = [number for number, question_id in enumerate(dataset.ids) if question_id in chosen]
-    figures = {"dataset": made["dataset"]} if "dataset" in made else {}
+    figures = {"dataset": source_manifest["dataset"]} if "dataset" in source_manifest else {}
     records = (moved(dataset[number], source, path) for number in numbers)
-    publish_together({file: records}, describe_run(vars(args), settings, None, **figures))
+    publish_together({output: records}, describe_run(vars(args), settings, None, **figures))
     print(f"{path}: {len(numbers)} of {count_noun(len(ids), 'question')}")
     return 0
 
 
 def moved(record: Record, source: str, path: Path) -> Record:
-    """Return a record of `source` as the dataset at `path` stores it, perhaps in another folder than its histories."""
+    """Return a record of `source` as stored in the dataset `path`, perhaps in another folder than the histories."""
     if not isinstance(record.get("profile"), dict):
         return record
     profile = open_profile(record, Path(source))

@@ -1,10 +1,11 @@
-"""Embed responses, their questions and the posts in their prompts, as the states that a ranker of responses reads.
+"""Embed responses, their questions and the posts in their prompts, as input for a ranker (utils/train_ranker.py).
 
   python utils/embed_responses.py --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr test_ranked.json \\
       --response_addr samples.json --output_addr samples_states.safetensors
 
-A state is the generator's last hidden state, after the final norm, at the last token of a text alone, without a chat
-template. States are kept in `embeddings/` beside the output: each text is embedded once. Repeat the command to resume.
+A state is the generator's last hidden state, after the final norm, at the last token of a text; the text stands by
+itself, without a chat template. States are stored in `embeddings/` beside the output, so each text is embedded once.
+Run the same command again to resume.
 """
 
 import argparse
@@ -61,14 +62,15 @@ def main(argv: list[str] | None = None) -> int:
     questions, texts_of = read_texts(args)
     texts = list(dict.fromkeys(text for texts in texts_of.values() for text in texts))
     model = ModelFolder(args.model_addr, args.cache_dir).checked(safetensors_only=True)
-    wrote = settings_of(args.response_addr).get("model")
-    if wrote not in (None, model.identity) and " at " not in wrote:  # behind a server, its files are not known
-        problem = f"were written by {wrote}, but --model_addr {args.model_addr} is {model.identity}"
+    written_by = settings_of(args.response_addr).get("model")
+    # A server's model ("NAME at ADDRESS") is not compared, because its files are not known.
+    if written_by not in (None, model.identity) and " at " not in written_by:
+        problem = f"were written by {written_by}, but --model_addr {args.model_addr} is {model.identity}"
         raise UserError(f"{args.response_addr}: its responses {problem}\n  use the generator itself")
-    described = {"model": model.identity, "dtype": args.dtype, "normalize": bool(args.normalize)}
-    settings = {"script": SCRIPT, **described, "inputs": file_hash(args.inputs_addr)}
-    made = Made(args.output_addr, settings | {"responses": file_hash(args.response_addr)}, args.overwrite, INPUTS)
-    if made.check() is State.CURRENT and not args.dry_run:
+    embedding_settings = {"model": model.identity, "dtype": args.dtype, "normalize": bool(args.normalize)}
+    settings = {"script": SCRIPT, **embedding_settings, "inputs": file_hash(args.inputs_addr)}
+    output = Made(args.output_addr, settings | {"responses": file_hash(args.response_addr)}, args.overwrite, INPUTS)
+    if output.check() is State.CURRENT and not args.dry_run:
         say_finished(args.output_addr)
         return 0
     import numpy as np
@@ -76,9 +78,10 @@ def main(argv: list[str] | None = None) -> int:
 
     from retrieval.embeddings import Embeddings
 
-    kept = Embeddings(Path(args.output_addr).parent / "embeddings", model.addr, {"states": "last token", **described})
-    kept.check_writable()
-    (tokenizer, config), rows = load_tokenizer(model), kept.find(texts)
+    folder = Path(args.output_addr).parent / "embeddings"
+    cache = Embeddings(folder, model.addr, {"states": "last token", **embedding_settings})
+    cache.check_writable()
+    (tokenizer, config), rows = load_tokenizer(model), cache.find(texts)
     prompts = {text: array("i", tokenizer(text)["input_ids"]) for text in texts if text not in rows}
     longest, limit = max(map(len, prompts.values()), default=0), longest_sequence(config)
     if limit and longest > limit:
@@ -89,13 +92,13 @@ def main(argv: list[str] | None = None) -> int:
         print(*describe_engine(args, [Loaded(model, longest, args.dtype)]), sep="\n")
         return 0
     run = describe_run(vars(args), {}, None, counts={"texts": len(texts), "texts_embedded": len(prompts)})
-    with closing(kept), made.writing(run) as (staged, manifest):
+    with closing(cache), output.writing(run) as (staged, manifest):
         if prompts:
             with exit_on_signal():
                 engine = VLLMEngine(args.replaced(seed=0, reasoning_parser=None), [model], longest, is_pooling=True)
             manifest["device"] = engine.device
-            asyncio.run(embed(args, engine, prompts, kept))
-        rows |= kept.find(prompts)
+            asyncio.run(embed(args, engine, prompts, cache))
+        rows |= cache.find(prompts)
         arrays = {kind: np.stack([rows[text] for text in texts]) for kind, texts in texts_of.items()}
         with open_whole(staged, "wb") as file:
             file.write(save(arrays, {"questions": json.dumps(questions)}))
@@ -104,9 +107,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_texts(args: argparse.Namespace) -> tuple[list[tuple[str, str, int, int]], dict[str, list[str]]]:
-    """Return `States.questions`, and the texts of each of `States.arrays`; an empty one is one blank, as in the paper.
+    """Return `States.questions` and the texts of each of `States.arrays`; empty texts become a blank, as in the paper.
 
-    UserError if the responses are of other questions, or had posts that are not known.
+    UserError if the responses are to other questions, or if the posts in their prompts are unknown.
     """
     task, responses = read_task(args.inputs_addr), read_responses(args.response_addr)
     if task.history is not None:
@@ -127,7 +130,7 @@ def read_texts(args: argparse.Namespace) -> tuple[list[tuple[str, str, int, int]
 
 
 def profile_text(task: Task, record: Record, answers: list[Record], path: str) -> str:
-    """Return the posts that the prompts of a question's answers had, whole, joined as there; UserError if unclear."""
+    """Return the posts in the prompts of a question's answers, whole and joined as there; UserError if unknown."""
     shown = {tuple(answer.get("posts_shown", range(answer.get("num_contexts_used") or 0)))
              for answer in answers if all(are_answered([answer["output"]]))}  # fmt: skip
     places = shown.pop() if shown else ()
@@ -139,15 +142,15 @@ def profile_text(task: Task, record: Record, answers: list[Record], path: str) -
     return task.join([(task.item_template or task.item_text)(item) for item in items]) if items else ""
 
 
-async def embed(args: argparse.Namespace, engine: VLLMEngine, prompts: dict[str, array], kept: Any) -> None:
-    """Add the state of each text to the embeddings `kept`, and close the engine; UserError if one is not usable."""
+async def embed(args: argparse.Namespace, engine: VLLMEngine, prompts: dict[str, array], cache: Any) -> None:
+    """Add the state of each text to `cache`, and close the engine; UserError if a state is not usable."""
     left = iter(prompts.items())
 
     async def work(progress: Progress) -> None:
         for text, prompt in left:
             row = (await engine.state(args.model_addr, prompt, bool(args.normalize))).astype("<f2")
-            kept.add([text], row[None])
-            if not kept.find([text]):
+            cache.add([text], row[None])
+            if not cache.find([text]):
                 raise UserError(f"{args.model_addr}: its state of {quote(text)} is not usable; use an undamaged model")
             progress.update()
 

@@ -3,9 +3,9 @@
   python utils/export_predictions.py --output_dir export \\
       --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
 
-Each task gets one file; LaMP's leaderboard takes a zip of all seven. The first response to each question is exported; a
-question without an answer gets an empty one, and is counted. The dataset's right answers are read only for PersonaMem's
-result table, which has each question's right letter and score.
+Each task gets one file; LaMP's leaderboard takes a zip of all seven. The first response to each question is exported. A
+question without an answer is exported with an empty one and counted. The dataset's right answers are used only for
+PersonaMem's result table, which has each question's right letter and score.
 """
 
 import argparse
@@ -70,10 +70,10 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     responses = as_read(responses, task.metrics[default_metric(task, [response_addr])].reads)
     ids = [record["id"] for record in records]
     match_responses(records, responses, response_addr, ids, allow_partial=True)
-    if lacking := [question_id for question_id in ids if question_id not in responses]:
+    if unanswered := [question_id for question_id in ids if question_id not in responses]:
         print(
-            f"note: {response_addr}: no response to {len(lacking)} of {count_noun(len(ids), 'question')}, "
-            f"exported as empty: {first_five(lacking)}",
+            f"note: {response_addr}: no response to {len(unanswered)} of {count_noun(len(ids), 'question')}, "
+            f"exported as empty: {first_five(unanswered)}",
             file=sys.stderr,
         )
     firsts = {question_id: responses.get(question_id, [{"output": None}])[0] for question_id in ids}

@@ -6,11 +6,11 @@
       --output_addr preferences.json
 
 Every rater gets the same page, chooses their name there, and sends back the result file that the page saves. Only the
-key, study_key.json beside study.html, says which system gave an answer. Keep it to yourself; --collect needs it.
+key, study_key.json beside study.html, says which system wrote each answer. Keep the key private; --collect needs it.
 
 --ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
-system's answers cover each aspect, 0, 1 or 2 like the judge's verdicts. --ask aspects: how valid and important each
-aspect is, how well its evidence fits, and how complete all aspects are together, from 1 to 5.
+system's answers cover each aspect (0, 1 or 2, like the judge's verdicts). --ask aspects: how valid and important each
+aspect is, how well its evidence fits, and how complete the aspects are together (1 to 5).
 
 See docs/asking_people.md.
 """
@@ -41,7 +41,7 @@ from utils.tables.formats import to_markdown
 from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
-# The script in the manifests of results: another name than that of pages, so that neither replaces the other.
+# The script's name in manifests of results. It differs from the pages' name, so that neither replaces the other.
 COLLECTING = f"{SCRIPT} --collect"
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 SHOWN = ["question", "details", "aspects"]
@@ -149,7 +149,7 @@ def publish(
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
-    """Return the task of the datasets, which must be the same, and the questions of all by id."""
+    """Return the datasets' common task, and all questions by id."""
     read = {path: read_dataset(path, lambda task: task.first_metric.needs) for path in paths}
     files = {path: {record["id"]: record for record in records} for path, records in read.items()}
     refuse_shared_ids(files)
@@ -158,7 +158,7 @@ def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
 
 
 def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
-    """Return a system's answers by question id; missing and empty ones are left out."""
+    """Return a system's answers by question id, without missing and empty ones."""
     answers: dict[str, str] = {}
     for path in paths:
         responses = read_responses(path)
@@ -168,7 +168,7 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
-    """Return a question as it is shown on the page."""
+    """Return a question in the form that the page needs."""
     shown = SHOWN.index(args.show) if args.ask == "pairs" else len(SHOWN)
     return {
         "id": record["id"],

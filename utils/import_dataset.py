@@ -1,11 +1,12 @@
-"""Make a LaMP-QA dataset of your own questions and posts, from CSV, TSV, JSON Lines or JSON arrays.
+"""Make a dataset in LaMP-QA's form from your own questions and posts in CSV, TSV, JSON Lines or JSON arrays.
 
   python utils/import_dataset.py --questions questions.csv --posts posts.csv --output_addr data/own_test.json
   python utils/import_dataset.py --questions asked.tsv --posts posts.jsonl --output_addr data/own_test.json \\
       --columns id=qid question=title author=user --post_columns author=user text=body
 
-A question needs id, question and author, a post author and text; docs/files.md describes the other fields. A profile
-has the author's posts before the question's date, the latest last; without dates, all but the question itself.
+A question needs the fields id, question and author; a post needs author and text; docs/files.md describes the other
+fields. A profile has the author's posts before the question's date, the latest last; without dates, it has all the
+author's posts except the question itself.
 """
 
 import argparse
@@ -35,10 +36,15 @@ from utils.data.leaks import contains, is_telling
 from utils.data.originals import rows_of
 
 SCRIPT = "utils/import_dataset.py"
-OPTIONAL = ("narrative", "rubric_aspects", "category", "date")  # left out if empty
-COUNTS = ("questions", "posts in profiles", "rows of questions read", "rows of posts read")  # then what was left out
+OPTIONAL = ("narrative", "rubric_aspects", "category", "date")  # dropped if empty
+COUNTS = (
+    "questions",
+    "posts in profiles",
+    "rows of questions read",
+    "rows of posts read",
+)  # then what was dropped
 COMPARED = ("category", "date")
-Rows = Iterator[tuple[str, dict[str, Any]]]  # for each row, its file and number, for messages; and its fields
+Rows = Iterator[tuple[str, dict[str, Any]]]  # for each row: its file and number (for messages), and its fields
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -74,20 +80,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> Rows:
-    """Yield a file's rows, with ids, users, categories and dates in the form in which they are compared.
+    """Yield a file's rows, with ids, users, categories and dates in a comparable form.
 
-    UserError if a row lacks the column of a `needed` field, or one that `flag` names.
+    UserError if a row lacks the column of a `needed` field, or a column that `flag` names.
     """
     names = {field: field for field in needed} | dict(column.partition("=")[::2] for column in columns or ())
-    taken, where = {*names, *names.values()}, None
+    mapped, where = {*names, *names.values()}, None
     for where, row in rows_of(Path(path)):
         check_form(row, dict[str, Any], where)
-        if absent := [name for name in names.values() if name not in row]:
-            problem = f"{where}: no column {absent[0]!r}, only {', '.join(row)}"
+        if missing := [name for name in names.values() if name not in row]:
+            problem = f"{where}: no column {missing[0]!r}, only {', '.join(row)}"
             columns = " ".join(f"{field}=COLUMN" for field in needed)
             raise UserError(f"{problem}\n  name the columns with {flag} {columns}")
-        others = {name: value for name, value in row.items() if name not in taken}
-        row = {field: row[name] for field, name in names.items()} | others
+        further = {name: value for name, value in row.items() if name not in mapped}
+        row = {field: row[name] for field, name in names.items()} | further
         row |= {name: comparable(row[name]) for name in COMPARED if type(row.get(name)) in (str, int, float)}
         empty = [name for name in OPTIONAL if row.get(name) is None or not str(row[name]).strip()]
         yield where, {name: value for name, value in row.items() if name not in empty}
@@ -97,7 +103,7 @@ def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> 
 
 def with_profiles(questions: Rows, posts: Rows, counts: Counter[str]) -> Iterator[Record]:
     """Yield the questions with their profiles, checked as in a dataset."""
-    posts_of = defaultdict(list)  # by user: each post's time, and the post
+    posts_of = defaultdict(list)  # by user: pairs of time and post
     for where, post in posts:
         counts["rows of posts read"] += 1
         if post["author"] is None or not str(post["author"]).strip():  # of a deleted user, for example
@@ -165,7 +171,7 @@ def check_users(questions_by: Counter[str], posts_by: Counter[str]) -> int:
 
 
 def read_aspects(aspects: Any, where: str) -> Any:
-    """Return a list of aspects, also from JSON and from titles, else the value; UserError if a text is not JSON."""
+    """Return a list of aspects, from JSON or titles if necessary, else the value; UserError if a text is not JSON."""
     try:
         value = json.loads(aspects) if isinstance(aspects, str) else aspects
     except (ValueError, RecursionError):
@@ -179,7 +185,7 @@ def read_aspects(aspects: Any, where: str) -> Any:
 
 
 def time_of(row: dict[str, Any], where: str, undated: float) -> float:
-    """Return a date in seconds since 1970, in UTC without a zone; of a post without a time, the end of its day."""
+    """Return a date as a Unix time (UTC unless it has a zone); for a post without a time of day, the end of the day."""
     if "date" not in row:
         return undated
     try:

@@ -4,10 +4,10 @@
   git -C LaMP-QA checkout 504410d
   python utils/import_prompts.py --code_dir LaMP-QA --output_dir prompts_paper
 
-The clone's files are read as text; none of them is imported or run. With --prompts_dir prompts_paper, baselines.py,
-train_planner.py, planpers.py and evaluate_responses.py (for aspects) use that code's prompts, character for character.
-train_planner.py --planner_target reference also learns that code's targets. A note names the prompts that differ from
-that commit's.
+The clone's files are read as text, and never imported or run. With --prompts_dir prompts_paper, baselines.py,
+train_planner.py, planpers.py and evaluate_responses.py (for aspects) use the public code's prompts, character for
+character. train_planner.py --planner_target reference also learns its targets. A note names the prompts that differ
+from those of the commit above.
 """
 
 import sys
@@ -30,7 +30,7 @@ from utils.benchmarks.lampqa.task import PUBLIC_CODE
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
-FUNCTIONS = {  # by our prompt's name, the file and function that build its messages
+FUNCTIONS = {  # by our prompt's name: the file and the function that build its messages
     "no_personalization": (FORMATTERS, "get_baseline_no_rag_formatter"),
     "rag": (FORMATTERS, "get_baseline_rag_formatter"),
     "planpers": (FORMATTERS, "get_generation_with_plan_rag_formatter"),
@@ -80,11 +80,11 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 
 
 def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str:
-    """Return one prompt's text; placeholders have the field names of the public code."""
+    """Return one prompt's text; its placeholders are the public code's field names."""
     try:
         messages = read_messages(read_text(code_dir / path), function_name)
         parts = {role: messages[role] for role in ("system", "user")}
-        if name == "planner":  # its target is a lead-in and the variable with the plan's lines
+        if name == "planner":  # its target is a lead-in, then the variable with the plan's lines
             parts["assistant"] = messages["assistant"].rpartition("{")[0] + "{plan}"
     except (UserError, LookupError, SyntaxError, ValueError) as error:
         what = f"{code_dir / path}: cannot read the prompt of {function_name} without running the code: {error!r}"
@@ -97,7 +97,7 @@ def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str
 
 
 def read_messages(source: str, function_name: str) -> dict[str, str]:
-    """Return by role the content of the chat messages that a function builds; LookupError or ValueError if unknown."""
+    """Return, by role, the content of the messages that a function builds; LookupError or ValueError if unreadable."""
     tree = ast.parse(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
     if not functions:
@@ -117,7 +117,7 @@ def read_messages(source: str, function_name: str) -> dict[str, str]:
 
 
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
-    """Return the value last assigned to each name."""
+    """Return the last value assigned to each name."""
     assignments = [node for node in nodes if isinstance(node, ast.Assign)]
     return {target.id: node.value for node in assignments for target in node.targets if isinstance(target, ast.Name)}
 
@@ -131,7 +131,7 @@ def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:
             return "".join(text_of(part, values) for part in parts)
         case ast.FormattedValue(value=value):
             return text_of(value, values)
-        case ast.Name(id=name) if name in values:  # within its own value, a name has its earlier one
+        case ast.Name(id=name) if name in values:  # within its own new value, a name has its earlier value
             return text_of(values[name], {other: value for other, value in values.items() if other != name})
         case ast.Name(id=name) if not name.isupper():
             return f"{{{name}}}"

@@ -1,12 +1,12 @@
-"""Make control responses: with a known rank, to test a judge; or by the options' wording alone, to test a dataset.
+"""Make control responses: with a known rank, to test a judge; or chosen by the options' form, to test a dataset.
 
   python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
   python utils/make_controls.py --inputs_addr PersonaMem_32k.json --output_dir controls
 
-For a benchmark with a judge, it writes six files of responses, made from a dataset and one system's responses. They
-are judged like any system's:
+For a benchmark with a judge, it writes six response files, made from a dataset and one system's responses. Judge them
+like any system's:
 
-  question.json      the question repeated, and nothing else
+  question.json      only the question, repeated
   other_answer.json  the system's answer to another question, drawn with --seed
   half.json          the first half of the system's answer, by characters
   ceiling.json       the asker's wishes, as the judge sees them, in place of an answer
@@ -17,8 +17,8 @@ docs/trusting_the_judge.md says which scores to expect.
 
 For a multiple-choice benchmark, it writes three files of answers, made from the dataset alone (docs/personamem.md):
 
-  longest.json       the longest option, by characters; of several, the first in the record's order
-  shortest.json      the shortest option, likewise
+  longest.json       the longest option, by characters; of equal ones, the first in the record's order
+  shortest.json      the shortest option, in the same way
   first.json         the first option
 """
 
@@ -51,7 +51,7 @@ from utils.data.responses import (
     read_responses,
 )
 
-MENTIONED = 12  # words of the first line of a post
+MENTIONED = 12  # words to quote from the first line of a post
 SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")
 
 
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         ],
     )
     task = task_of(args.inputs_addr, records)
-    # The settings that a model's answers have too, except for the prompt.
+    # The same settings as of a model's answers, without the prompt.
     settings = {"script": CONTROLS_SCRIPT, "inputs": file_hash(args.inputs_addr)}
     if task.options is not None:
         if flags := [f"--{name}" for name in ("response_addr", "seed") if name in args.given]:
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def choose_options(records: list[Record], options: Options) -> dict[str, Responses]:
-    """Return, by file name, the answers that the options' lengths and order give; of equal ones, the first."""
+    """Return, by file name, the answers chosen by the options' length or order; of equal ones, the first."""
     chosen: dict[str, dict[tuple[str, int], dict[str, Any]]] = {"longest": {}, "shortest": {}, "first": {}}
     for record in records:
         longest, shortest = options.of_length(record, max), options.of_length(record, min)
@@ -121,19 +121,19 @@ def choose_options(records: list[Record], options: Options) -> dict[str, Respons
 def make_controls(
     questions: list[Record], answers: dict[str, str | None], controls: Controls, seed: int, response_addr: str
 ) -> dict[str, Responses]:
-    """Return the control responses by file name; `answers` are the system's by question, None for missing ones."""
+    """Return the control responses by file name; `answers` has the system's by question, None if missing."""
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
         raise UserError(
             f"{response_addr}: answers {count_noun(len(answered), 'question')}; swapping answers needs at least two"
         )
-    other = draw_others(answered, seed)
+    answer_of = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
     mentions = {question["id"]: mention(question, answers[question["id"]], seed) for question in questions}
-    made = {
+    controls_by_name = {
         "question": {question["id"]: {"output": question["question"]} for question in questions},
         "other_answer": {
-            question_id: {"output": answers[other[question_id]], "answer_to": other[question_id]}
+            question_id: {"output": answers[answer_of[question_id]], "answer_to": answer_of[question_id]}
             for question_id in answered
         },
         "half": {question_id: halve(answers[question_id]) for question_id in answered},
@@ -143,18 +143,18 @@ def make_controls(
     }
     return {
         name: {question["id"]: [outputs.get(question["id"], missing)] for question in questions}
-        for name, outputs in made.items()
+        for name, outputs in controls_by_name.items()
     }
 
 
 def draw_others(ids: list[str], seed: int) -> dict[str, str]:
-    """Draw another id for each id, each once: ids are shuffled into a ring, and each gets the one before it."""
+    """Draw another id for each id, each once: the ids are shuffled into a ring, and each gets its predecessor."""
     ring = random.Random(seed).sample(ids, len(ids))
     return {question_id: ring[place - 1] for place, question_id in enumerate(ring)}
 
 
 def mention(question: Record, answer: str | None, seed: int) -> dict[str, str | None]:
-    """Return an answer after a sentence that names a post of the asker's, which only seems personal."""
+    """Return an answer that begins with a sentence about one of the asker's posts, so it only seems personal."""
     posts = [words for post in question["profile"] if (words := post["text"].split("\n")[0].split())]
     if not posts:
         return {"output": None, "reason": "the asker has no posts"}
@@ -163,7 +163,7 @@ def mention(question: Record, answer: str | None, seed: int) -> dict[str, str | 
 
 
 def halve(answer: str) -> dict[str, str]:
-    """Return an answer's first half, and whether it was cut at a sentence, word or character."""
+    """Return the first half of an answer, and whether it was cut after a sentence, a word or a character."""
     answer = answer.strip()
     half = max(1, len(answer) // 2)
     ends = [end for match in SENTENCE_END.finditer(answer) if half / 2 <= (end := match.end()) <= half]
@@ -171,7 +171,7 @@ def halve(answer: str) -> dict[str, str]:
         return {"output": answer[: ends[-1]].rstrip(), "cut_at": "sentence"}
     if words := re.match(r"(.*\S)\s", answer[: half + 1], re.DOTALL):
         return {"output": words[1], "cut_at": "word"}
-    return {"output": answer[:half], "cut_at": "character"}  # such as in a script without spaces
+    return {"output": answer[:half], "cut_at": "character"}  # for example in a script without spaces
 
 
 def describe(responses: Responses) -> str:

@@ -12,7 +12,7 @@
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score as a
-percentage of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
+percentage of the first one's. 4: how often evaluators agree with humans, and their mean scores. 5: the number of
 questions per community. groups: every system's score in each group of questions. best_of_n: the expected score of the
 sample that a reward model likes best of N. training: losses, rewards and evaluations by step.
 """

@@ -12,13 +12,13 @@ Several tasks of LaMP or of LongLaMP may share a table, with a column per task a
 has no file for a column. PersonaMem's last column is the accuracy over all questions; --by topic or --by distance
 replaces its question types by other columns.
 
-A question without an answer has the worst score; one without a verdict of the judge is left out, unless
---unscored_as_zero is given. The best score of a column is bold, as are all scores with the same four decimals, unless
-all rows have the same score; for errors (MAE, RMSE) the lowest is best.
+A question without an answer has the worst score. A question without a verdict is excluded, unless --unscored_as_zero is
+set. The best score of a column is bold (all scores that are equal to four decimals), unless all rows have the same
+score; for errors (MAE, RMSE), the lowest is best.
 
-With --baseline, a dagger marks systems that are better than every named baseline: by a two-sided paired t-test,
-p < 0.05, in the same column, over the questions that both have a score for; if a score is not a mean (macro F1, RMSE),
-by a permutation test.
+With --baseline, a dagger marks systems that are better than every named baseline by a two-sided paired t-test
+(p < 0.05) in the same column, over the questions that both have a score for. If a score is not a mean (macro F1, RMSE),
+a permutation test replaces the t-test.
 """
 
 import sys
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.intervals and not args.baseline and not shares:
         raise UserError("--intervals: needs --baseline")
     paper = None
-    if args.paper is not None:  # also for metrics by the public code's rule; a task's only group has the task's name
+    if args.paper is not None:  # including metrics by the public code's rule; a task's only group has the task's name
         shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
         first = boards[0]
         shown = shown if first.task.benchmark else None
@@ -103,7 +103,7 @@ def make_tables(
     paper: Paper | None,
     published: dict[str, list[str]],
 ) -> list[Table]:
-    """Return the tables of means, one unless the page is narrow, with the notes below the last one."""
+    """Return the tables of means (several if the page is narrow), with the notes below the last one."""
     marked = args.format != "csv"  # CSV cells hold only numbers
     notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
@@ -159,7 +159,7 @@ def build_parser() -> cli.FlagParser:
 
 
 def read_published(args: argparse.Namespace, boards: list[Board]) -> dict[str, list[str]]:
-    """Return the scores of each --published row, as typed, empty for a row of --paper's; UserError if one is wrong."""
+    """Return the scores of each --published row as typed, empty for a row from --paper; UserError if a row is wrong."""
     columns = list(score_table.columns_in(boards))
     published: dict[str, list[str]] = {}
     for name, *words in args.published or []:
@@ -177,7 +177,7 @@ def read_published(args: argparse.Namespace, boards: list[Board]) -> dict[str, l
 
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
-    """Raise UserError if flags name unknown or too few rows."""
+    """Raise UserError if flags name unknown rows or too few rows."""
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     for name in args.baseline:

@@ -3,9 +3,9 @@
   python utils/panel_scores.py --score_addr qwen_scores.json gemma_scores.json llama_scores.json \\
       --output_addr panel_scores.json --merge majority
 
-The output is a score file for tables, figures and the report, which name the panel. Each aspect keeps the judges'
-verdicts (`drawn`, null for a missing one, in the order of the files). Judges' agreement on single verdicts is printed,
-and the questions on which their scores differ most.
+The output is a score file for tables, figures and the report, which name the panel. Each aspect has the judges'
+verdicts in the order of the files (`drawn`, null for a missing one). The command prints how far the judges agree on
+single verdicts, and the questions on which their scores differ most.
 """
 
 import sys
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str, Any]]:
-    """Return the files' manifests; UserError unless they are different judges' verdicts on the same responses."""
+    """Return the files' manifests; UserError unless they have different judges' verdicts on the same responses."""
     if len(files) < 2:
         raise UserError("--score_addr: a panel needs score files of two or more judges")
     if metric.judge is None or metric.parts is None:
@@ -93,23 +93,23 @@ def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str,
             raise UserError(f"{path}: has scores of other responses than {first_path}; judge the same ones")
         if (other := seen.setdefault(manifest["settings"]["judge"], path)) != path:
             raise UserError(f"{path}: has the same judge as {other}; pass each judge once")
-        both = files[path], files[first_path]
-        kind, wanted = ((content["task"], strategy_in_words(content)) for content in both)
-        if kind != wanted:
+        pair = files[path], files[first_path]
+        kind, first_kind = ((content["task"], strategy_in_words(content)) for content in pair)
+        if kind != first_kind:
             raise UserError(
-                f"{path}: has {', '.join(kind)}, but {first_path} has {', '.join(wanted)}; use files that agree"
+                f"{path}: has {', '.join(kind)}, but {first_path} has {', '.join(first_kind)}; use files that agree"
             )
-        ids, wanted_ids = ({entry["id"] for entry in content["per_question_scores"]} for content in both)
-        if lacking := sorted(ids ^ wanted_ids):
+        ids, first_ids = ({entry["id"] for entry in content["per_question_scores"]} for content in pair)
+        if differing := sorted(ids ^ first_ids):
             raise UserError(
-                f"{path}: has other questions than {first_path}: {first_five(lacking)}; judge all with both"
+                f"{path}: has other questions than {first_path}: {first_five(differing)}; judge all with both"
             )
     check_same_content((entry, [path]) for path, scores in files.items() for entry in scores["per_question_scores"])
     return manifests
 
 
 def merged(first: Scores, panels: list[list[Entry]], metric: Metric, title: str, merge: str) -> Scores:
-    """Return the panel's score file, in the order of the first judge's; `title` says what its verdicts are."""
+    """Return the panel's score file, in the order of the first judge's file; `title` describes its verdicts."""
     entries = []
     for panel in panels:
         entry = {name: value for name, value in panel[0].items() if name not in OF_SAMPLES}
@@ -138,7 +138,7 @@ def merge_parts(parts: tuple[dict[str, Any], ...], merge: str) -> Verdict:
 
 
 def agreement_lines(panels: list[list[Entry]], names: list[str]) -> list[str]:
-    """Return lines on the agreement of each two judges, and of all."""
+    """Return lines on the agreement of each pair of judges, and of all."""
     answered = [panel for panel in panels if panel[0]["answered"]]
     verdicts = [[[part["score"] for part in parts] for parts in parts_of(panel)] for panel in answered]
     lines, units = [], []

@@ -27,7 +27,7 @@ FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 
 
 class Source(NamedTuple):
-    """A package that ships a model, and the end of the path of the file to find in it."""
+    """A package that ships a model, and the end of the path of the model's file in it."""
 
     package: str
     file: str

@@ -4,8 +4,8 @@
       --system RAG rag.json rag_scores.json \\
       --system PlanPers planpers.json planpers_scores.json planpers.json.plans.json
 
-A system's files may be responses, which are required, scores and plans, each in any number of files; their content
-shows which is which. The report opens in a browser from disk and needs no network.
+A system's files are responses (required), scores and plans, any number of each; their content shows which is
+which. The report opens in a browser from disk and needs no network.
 """
 
 import sys
@@ -41,7 +41,7 @@ from utils.tables.notes import notes_on, wording_note
 from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"
-PANEL = "utils/panel_scores.py"  # whose score files keep the verdicts of several judges
+PANEL = "utils/panel_scores.py"  # its score files have the verdicts of several judges
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_datasets(paths: list[str]) -> Datasets:
-    """Read the datasets, which are of one task; a question may be in several, ranked differently."""
+    """Read datasets of one task; a question may be in several, ranked differently."""
     files = {path: read_dataset(path, lambda task: ["profile", *task.gold_plan_needs]) for path in paths}
     task = task_of(", ".join(paths), (record for records in files.values() for record in records))
     datasets = Datasets(task)
@@ -97,7 +97,7 @@ def read_datasets(paths: list[str]) -> Datasets:
 
 
 def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
-    """Read the responses and plans of lists `[name, file, ...]`; `read_scores_into` reads all scores together."""
+    """Read the responses and plans from lists `[name, file, ...]`; `read_scores_into` reads the scores of all."""
     sides: dict[str, Side] = {}
     for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
@@ -148,7 +148,7 @@ def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
 
 
 def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board], list[str]]:
-    """Add the score files' verdicts to the sides; return the boards of utils/make_table.py's table, and notes."""
+    """Add the score files' verdicts to the sides; return the boards for utils/make_table.py's table, and notes."""
     arguments = [[side.name, *side.scores] for side in sides if side.scores]
     if not arguments:
         return [], []
@@ -164,13 +164,13 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
 
 
 def panel_note(system: System) -> str:
-    """Return a note on the questions that divide the panel of judges (utils/panel_scores.py)."""
+    """Return a note on the questions on which a panel's judges differ most (utils/panel_scores.py)."""
     divided = ", ".join(f"{key} ({width:.2f})" for key, width in most_divided(system.entries))
     return f"{system.name}: the judges' scores differ most on {divided or 'no question'}."
 
 
 def check_scores(system: System, datasets: Datasets) -> None:
-    """Raise UserError if a system's scores are of another task, or of other questions or aspects."""
+    """Raise UserError if a system's scores belong to another task, or to other questions or aspects."""
     where = ", ".join(system.files)
     if system.task.name != datasets.task.name:
         raise UserError(f"{where}: has scores of {system.task.name}, but the datasets are of {datasets.task.name}")
@@ -187,8 +187,8 @@ def check_scores(system: System, datasets: Datasets) -> None:
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
     """Yield notes on answers without a plan, and on answers whose posts are not shown."""
     for side in sides:
-        if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
-            yield f"{side.name}: its files have no plan for {count_noun(lacking, 'question')} that it answers."
+        if side.plans and (without_plan := len(side.responses.keys() - side.plans.keys())):
+            yield f"{side.name}: its files have no plan for {count_noun(without_plan, 'question')} that it answers."
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
         if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (

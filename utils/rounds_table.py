@@ -1,11 +1,11 @@
-"""Make a table of a training's rounds: rewards, what was left out, and the validation score of each round's policy.
+"""Make a table of a training's rounds: rewards, what was skipped, and the validation score of each round's policy.
 
   python utils/rounds_table.py --output_addr rounds.md \\
       --round_files 1/samples.json 1/samples_scores.json 1/policy/last 1/validation_scores.json \\
       --round_files 2/samples.json 2/samples_scores.json 2/policy/last 2/validation_scores.json
 
-Rewards are those of the samples that the round learns from, so of the policy before it; a score that is an error counts
-as negative. Words are counted in the samples that are not empty. What a round left out comes from its training's
+Rewards are those of the samples that the round learns from, which the policy before it wrote; a score that is an error
+counts as negative. Words are counted in the samples that are not empty. What a round skipped comes from its training's
 manifest. The validation score is the average over the questions with a score in every round (utils/select_model.py).
 """
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     for number, ((samples, scores, policy, _), average) in enumerate(zip(args.round_files, averages, strict=True), 1):
         figures = [f"{number}", *describe_samples(samples, scores), f"{average:z.4f}"]
         rows.append(list(map(Cell, figures)))
-        left_out = (read_folder_manifest(policy) or {}).get("notes", ["what it left out is not known"])
+        left_out = (read_folder_manifest(policy) or {}).get("notes", ["unknown whether anything was skipped"])
         notes += [f"Round {number}: {note}." for note in left_out]
     text = to_markdown([Table(COLUMNS, rows, notes)])
     publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe_samples(path: str, score_addr: str) -> list[str]:
-    """Return the columns about a round's samples; UserError if the scores are not of these samples."""
+    """Return the columns on a round's samples; UserError if the scores belong to other samples."""
     responses = read_responses(path)
     by_question = read_rewards(score_addr, responses, path).values()
     rewards = [reward for of_samples in by_question for reward in of_samples if reward is not None]

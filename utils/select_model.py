@@ -3,9 +3,9 @@
   python utils/select_model.py --model_addr round_1/policy/last round_2/policy/last \\
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
-The scores must be of the same judge and the same questions. A table's averages are compared, over the questions that
-have a score in every file. In a tie, the first model wins. A file in its folder, chosen.json, says which judge chose
-it on which questions, so that tables can note it.
+The scores must be by the same judge, on the same questions. The averages are those of a table, over the questions with
+a score in every file. In a tie, the first model wins. chosen.json in its folder records which judge chose it, on which
+questions, so that tables can note it.
 """
 
 import argparse
@@ -76,10 +76,10 @@ def note_choice(folder: Path, score_addrs: list[str]) -> None:
 
 
 def refuse_swapped(folders: list[str], score_addrs: list[str]) -> None:
-    """Raise UserError if scores are of another folder's model, by the manifests of the responses that were judged."""
+    """Raise UserError if, by the manifests of the judged responses, scores belong to another folder's model."""
     identities: dict[str, str] = {}
     for folder in folders:
-        with suppress(UserError):  # not a model's folder, or a part of it is missing
+        with suppress(UserError):  # not a model's folder, or an incomplete one
             identities[folder] = ModelFolder(folder).checked(safetensors_only=True).identity
     for folder, score_addr in zip(folders, score_addrs, strict=True):
         judged = (manifest_of(score_addr) or {}).get("judged") or []

@@ -5,8 +5,8 @@
   python utils/select_responses.py --response_addr rag_16.json --score_addr rag_16_scores.json \\
       --output_addr best.json --worst_addr worst.json
 
-The judge sees the rubric, which no system sees. On a test set, selected responses are therefore an upper bound, and
-their score files, tables and reports say so. docs/evaluation.md lists what is dropped and counted.
+The judge sees the rubric, which no system may see. So on a test set, selected responses are an upper bound, and their
+score files, tables and reports say so. docs/evaluation.md lists what is dropped and counted.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
             f"{args.response_addr}: has no more than one response to any question\n"
             "  sample several, such as by --num_generated_outputs 16 --temperature 1, or set a --min_score"
         )
-    # The best is written last, so that if its file exists, the other one does too.
+    # The best responses are written last: if their file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
     cli.check_different("--output_addr, --worst_addr", list(paths.values()))
     cli.check_outputs([*paths.values()], [args.response_addr, args.score_addr or args.ranker[1]])
@@ -100,9 +100,9 @@ def main(argv: list[str] | None = None) -> int:
 def select(
     responses: Responses, scores: SampleScores, args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """Return the best and the worst response to each kept question, by the samples' scores, and counts.
+    """Return the best and the worst response to each kept question by the samples' scores, and counts.
 
-    Where no sample has both an answer and a score, the first answer is kept, so that a test set stays whole.
+    If no sample has both an answer and a score, the first answer is kept, so that a test set stays complete.
     """
     pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
@@ -129,7 +129,7 @@ def select(
 
 
 def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
-    """Return why a question with these scores is dropped; None if it is kept, as every one is without these flags."""
+    """Return why a question with these scores is dropped; None if it is kept (always, without these flags)."""
     if not scores:
         return None if args.worst_addr is None and args.min_score is None else "no scored answer"
     if args.worst_addr is not None and min(scores) == max(scores):
@@ -153,7 +153,7 @@ def describe_scorer(score_addr: str, scores: dict[str, Any], metric: Metric) -> 
 
 
 def describe_ranker(args: argparse.Namespace, trained: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `selected_by` of a ranker, and further settings: what it and the responses' models saw in training."""
+    """Return `selected_by` for a ranker, and more settings: what it and the responses' models saw in training."""
     made = settings_of(args.response_addr)
     judges = sorted({*made.get("rewarded_by", ()), *trained["judges"]})
     further = {"rewarded_by": judges} if judges else {}

@@ -1,8 +1,8 @@
-"""Print what LaMP-QA's studies request, as the table of docs/studies_and_slurm.md.
+"""Print what LaMP-QA's studies request, as the table in docs/studies_and_slurm.md.
 
   python utils/study_costs.py
 
-It is computed from the sizes of the data that the paper prints, since the data are always the same.
+The numbers are computed from the sizes of the data in the paper, because the data are always the same.
 """
 
 import sys
@@ -15,11 +15,11 @@ from prompts import FOLDER
 from utils.base import cli
 from utils.benchmarks.lampqa.task import paper_files
 
-PER_WORD = 4 / 3  # tokens; a guess, as of most English text
+PER_WORD = 4 / 3  # tokens; a guess, typical of English text
 ASPECT_WORDS = 73  # the mean of the 11 aspects in the paper's figures 8 and 9, with evidence and reason
 ANSWER, PLAN, VERDICT = 400, 50, 15  # tokens written per request; guesses
 PRICE_IN, PRICE_OUT = 0.15, 0.60  # US dollars per million tokens: OpenAI's prices of GPT-4o-mini
-METHODS = {  # the calls per question: prompt, tokens of the plan in it, tokens written
+METHODS = {  # calls per question: prompt, tokens of the plan in it, tokens written
     "none": [("no_personalization", 0, ANSWER)],
     "rag": [("rag", 0, ANSWER)],
     "planpers": [("planner", 0, PLAN), ("planpers", PLAN, ANSWER)],
@@ -29,7 +29,7 @@ COLUMNS = ("study", "requests", "verdicts among them", "tokens in", "tokens out"
 
 
 class System(NamedTuple):
-    """A method that answers a split: how often each question is asked, how often by an API, and how often judged."""
+    """A method on a split: how often each question is answered, in all and by an API, and judged."""
 
     method: str
     split: str = "test"
@@ -45,9 +45,9 @@ def of_paper(*methods: str, split: str = "test", posts: tuple[int, ...] = (10,))
 
 
 def of_training(answers: int, judged: int, rounds: int = 3, method: str = "rag", share: float = 1) -> list[System]:
-    """Return the systems of a study that trains on a share of the questions, with numbers per question and round.
+    """Return the systems of a study that trains on a share of the questions; numbers are per question and round.
 
-    Each round's policy answers the validation set, and the best one the test set, beside the baselines.
+    Each round's policy answers the validation set. The best policy and the baselines answer the test set.
     """
     sampled = System(method, "train", asked=rounds * answers * share, judged=rounds * judged * share)
     validated = System(method, "validation", asked=rounds, judged=rounds)
@@ -57,7 +57,7 @@ def of_training(answers: int, judged: int, rounds: int = 3, method: str = "rag",
 TABLE_2 = ("none", "rag", "rag", "planpers")  # with a random profile too
 BY_POSTS = (0, 2, 4, 6, 8, 10)
 ROUND = 3000 / 24_333  # QUESTIONS=1000 per category, of all training questions
-STUDIES = {  # with the defaults of the scripts, docs/beyond_planpers.md; their calls are taken to be RAG's
+STUDIES = {  # with the scripts' defaults (docs/beyond_planpers.md); calls are assumed to be as long as RAG's
     "table2.sh": of_paper(*TABLE_2),
     "table3.sh": of_paper(*TABLE_2, split="validation"),
     "figure2.sh": of_paper("planpers", posts=BY_POSTS),
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def cost_of(system: System) -> tuple[float, float, float, float, float]:
-    """Return a system's requests with those to the judge, those to the judge, tokens in and out, and US dollars."""
+    """Return a system's requests in all, its requests to the judge, tokens in and out, and US dollars."""
     requests = verdicts = read = written = usd = 0.0
     for row in (row for row in paper_files().values() if row["split"] == system.split):
         (asks, _), (tells, _), (aspects, _) = (row[name] for name in ("question", "narrative", "rubric_aspects"))

@@ -57,15 +57,15 @@ def main(argv: list[str] | None = None) -> int:
     settings |= {"strategy": strategy_in_words(scores[0]), "judges": sorted(set().union(*map(judges_of, judges)))}
     settings |= {"saw": sorted(set().union(*map(seen_by, scores)))}
     settings |= {"learnt": list(map(file_hash, training_files + validation_files))}
-    made = Made(path, settings, args.overwrite)
-    if made.check() is State.CURRENT:
+    output = Made(path, settings, args.overwrite)
+    if output.check() is State.CURRENT:
         say_finished(args.output_dir)
         return 0
     from safetensors.torch import save
 
     from utils.training.ranker import fit
 
-    with made.writing(describe_run(vars(args), {}, "CPU")) as (staged, manifest), open_whole(staged, "wb") as file:
+    with output.writing(describe_run(vars(args), {}, "CPU")) as (staged, manifest), open_whole(staged, "wb") as file:
         weights, figures = fit((pools, states), validation, args.inputs)
         file.write(save(weights, {"questions": json.dumps(sorted(hashes))}))
         manifest |= figures

@@ -77,7 +77,7 @@ def test_aspects(text, value, how):
         (said(enough_details=True, aspects=[ASPECT])[:-3], "no valid JSON object with aspects"),
         (said(enough_details=True, aspects=[]), "aspects is not a list or is empty, although there are enough details"),
         (said(enough_details=True), "aspects is not a list or is empty, although there are enough details"),
-        (said(enough_details=True, aspects={"a": 1}), "aspects is not a list, or is empty, though"),
+        (said(enough_details=True, aspects={"a": 1}), "aspects is not a list or is empty, although"),
         (said(enough_details="perhaps", aspects=[ASPECT]), "enough_details is neither true nor false"),
         (said(enough_details=True, aspects=[ASPECT, "Price"]), "aspect 1 lacks 'aspect', 'evidence' or 'reason'"),
         (said(enough_details=True, aspects=[{**ASPECT, "evidence": " "}]), "aspect 0 lacks 'aspect'"),

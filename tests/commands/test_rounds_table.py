@@ -57,7 +57,7 @@ def test_a_row_per_round(round_of, tmp_path, capsys):
         "| 1 | 2 | 4 | 0.5000 | 2.0 | 1 | 0.5000 |", "| 2 | 1 | 2 | 1.0000 | 1.0 | 0 | 0.7500 |", "",
         "- Validation: 1 of 2 questions with a score in every file.",
         "- Round 1: skipped: 1 question whose samples have equal scores.",
-        "- Round 2: what it left out is not known.",
+        "- Round 2: unknown whether anything was skipped.",
     ]  # fmt: skip
     # Rewards, with an answer per word as a penalty.
     samples, scores, policy, validation = rounds[0]

@@ -49,14 +49,14 @@ class Server(NamedTuple):
 def _download(url: str, path: Path) -> None:
     import httpx
 
-    shown, tries, tag = without_password(url), 0, None
+    address, tries, tag = without_password(url), 0, None
     # Without compression, so that a download can resume at a byte of the file.
     with setting_up_client():
         client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
     with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = start = file.tell()
-            named, failure = 0.0, PassingError  # the wait that the server names
+            retry_after, failure = 0.0, PassingError  # the wait that the server names
             # The server sends the rest if its file has not changed since (has the same tag), else the whole file.
             resumed = {"Range": f"bytes={start}-", "If-Range": tag} if start and tag else {}
             try:
@@ -71,7 +71,7 @@ def _download(url: str, path: Path) -> None:
                     for piece in response.iter_raw():
                         if not file.tell() and piece.lstrip().startswith(b"<"):
                             what = "the server returned a web page instead of JSON"
-                            raise UserError(f"{shown}: {what}; check the address")
+                            raise UserError(f"{address}: {what}; check the address")
                         file.write(piece)
                         if total >= 10 * MB:
                             progress.update(file.tell() // MB - progress.done)
@@ -81,21 +81,21 @@ def _download(url: str, path: Path) -> None:
                 status = error.response.status_code
                 problem = f"the server returned status {status}"
                 if status not in (408, 425, 429) and status < 500:
-                    raise UserError(f"{shown}: {problem}; check the address") from None
-                named = read_retry_after(error.response.headers)
+                    raise UserError(f"{address}: {problem}; check the address") from None
+                retry_after = read_retry_after(error.response.headers)
             except httpx.TransportError as error:
                 problem = f"the connection failed ({type(error).__name__})"
                 if not tries and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     tries, failure = TRIES - 1, UserError  # no retries on a node without internet
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                raise UserError(f"{shown}: cannot be downloaded ({type(error).__name__})") from None
+                raise UserError(f"{address}: cannot be downloaded ({type(error).__name__})") from None
             tries = 1 if file.tell() > before else tries + 1
             if tries == TRIES:
                 raise failure(
-                    f"{shown}: cannot be downloaded: {problem}\n"
+                    f"{address}: cannot be downloaded: {problem}\n"
                     "  try again later, or copy the files to this machine and pass their folder as --source_dir"
                 )
-            wait = named or WAIT * 2 ** (tries - 1)
+            wait = retry_after or WAIT * 2 ** (tries - 1)
             announce(f"{path.name}: {problem}; retrying in {wait:.0f} s")
             time.sleep(wait)
 

@@ -34,25 +34,25 @@ def make_page(sections: Sequence[Section], seed: int) -> str:
     """Return the page, with a seeded sample of each step's records."""
     from jinja2 import Environment
 
-    shown = []
+    rendered = []
     for section in sections:
         places = range(len(section.kept))
         drawn = random.Random(f"{seed}:{section.title}").sample(places, min(NUM_DRAWN, len(places)))
-        shown.append({**section._asdict(), "drawn": [section.kept[place] for place in sorted(drawn)]})
+        rendered.append({**section._asdict(), "drawn": [section.kept[place] for place in sorted(drawn)]})
     page = Environment(autoescape=True, keep_trailing_newline=True).from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return page.render(sections=shown, marked=marked)
+    return page.render(sections=rendered, marked=marked)
 
 
-def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
+def marked(record: Shown) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a record's text, each with whether an aspect's evidence quotes it; quotations may overlap."""
     end = 0
-    for begin, stop in sorted(span for aspect in shown.aspects for span in _spans(shown.body, aspect["evidence"])):
+    for begin, stop in sorted(span for aspect in record.aspects for span in _spans(record.body, aspect["evidence"])):
         begin = max(begin, end)
         if stop > begin:
-            yield shown.body[end:begin], False
-            yield shown.body[begin:stop], True
+            yield record.body[end:begin], False
+            yield record.body[begin:stop], True
             end = stop
-    yield shown.body[end:], False
+    yield record.body[end:], False
 
 
 def _spans(text: str, quoted: str) -> Iterator[tuple[int, int]]:

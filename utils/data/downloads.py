@@ -108,7 +108,8 @@ def make_file(
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
     names += chain.from_iterable(originals.tables.values())
     stem = real_path(path).with_suffix("")  # of a link's target, which is the file that is written
-    beside = stem.with_name(f"{stem.name}_contexts.jsonl") if originals.contexts or originals.link else None
+    has_contexts = originals.contexts or originals.link
+    contexts_path = stem.with_name(f"{stem.name}_contexts.jsonl") if has_contexts else None
     name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
     settings |= {"skip_invalid": True} if skip_invalid else {}
@@ -119,7 +120,8 @@ def make_file(
     }
     states = [Made(made, wanted, overwrite).check() for made, wanted in {path: settings, **responses}.items()]
     if {*states} == {State.CURRENT} and (
-        beside is None or (beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256"))
+        contexts_path is None
+        or (contexts_path.is_file() and file_hash(contexts_path) == read_manifest(path).get("contexts_sha256"))
     ):
         say_finished(path)
         return
@@ -128,7 +130,7 @@ def make_file(
     hashes = {name: file_hash(file) for name, file in files.items()}
     manifest = {**run, "settings": settings}
     with telling_how_again(source, files), publishing(path, manifest) as staged:
-        if beside is None:
+        if contexts_path is None:
             announce_file("writing", path, sum(file.stat().st_size for file in files.values()))
             write = write_joined if originals.tables else write_questions
             number, texts, counts = write(task, split, originals, files, staged)
@@ -139,7 +141,7 @@ def make_file(
                     content = {"verdicts": content, "responses": file_hash(next(iter(responses)))}
                 publish(response_path, content, {**run, "settings": wanted})
         else:
-            figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
+            figures = write_with_contexts(task, originals, files, staged, contexts_path, overwrite, skip_invalid)
         expected = published.questions[split]
         if expected is not None:
             figures["published_questions"] = {"number": expected, "source": published.said_by}
@@ -255,17 +257,17 @@ def write_with_contexts(
     originals: Originals,
     files: dict[str, Path],
     path: Path,
-    beside: Path,
+    contexts_path: Path,
     overwrite: bool,
     skip_invalid: bool,
 ) -> dict[str, Any]:
-    """Write the contexts, copied or made of linked histories, to `beside` and the records to `path`; return counts.
+    """Write the contexts (copied, or made of linked histories) and the records (to `path`), and return counts.
 
     UserError if a file is damaged or a question refers to a missing context; existing contexts are then kept.
     """
     announce_file("reading", files[originals.contexts or originals.questions[0]])
-    delete_leftovers(beside)
-    with replacing(beside) as copy:
+    delete_leftovers(contexts_path)
+    with replacing(contexts_path) as copy:
         questions = [files[name] for name in originals.questions]
         records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
         if originals.link:
@@ -274,10 +276,10 @@ def write_with_contexts(
             write_contexts(histories, originals.messages, copy)
         shared = copy if originals.link else files[originals.contexts]
         contexts = ContextsFile(shared)
-        referring, skipped = refer(records, contexts, beside.name, skip_invalid)
-        if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
-            raise UserError(f"{beside}: exists, but has other contexts\n  add --overwrite to replace it")
-        announce_file("writing", beside, shared.stat().st_size)
+        referring, skipped = refer(records, contexts, contexts_path.name, skip_invalid)
+        if contexts_path.is_file() and not overwrite and file_hash(contexts_path) != contexts.sha256:
+            raise UserError(f"{contexts_path}: exists, but has other contexts\n  add --overwrite to replace it")
+        announce_file("writing", contexts_path, shared.stat().st_size)
         if not originals.link:
             with shared.open("rb") as whole, open_whole(copy, "wb") as file:
                 shutil.copyfileobj(whole, file)

@@ -320,13 +320,13 @@ def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleS
 
 def _check_source(path: str, response_addr: str) -> dict[str, Any]:
     """Return the manifest of scores or rewards; UserError unless they are of this response file, and complete."""
-    made = manifest_of(path)
-    if made is None or "responses" not in made["settings"]:
+    manifest = manifest_of(path)
+    if manifest is None or "responses" not in manifest["settings"]:
         raise UserError(f"{path}: has no manifest beside it that names the responses; judge them again")
-    if made.get("missing"):
+    if manifest.get("missing"):
         raise UserError(f"{path}: verdicts are missing because the server failed; run the judge's command again")
     refuse_scores_of_others(path, [response_addr])
-    return made
+    return manifest
 
 
 def _read(path: str, responses: Responses) -> tuple[Scores, SampleScores]:

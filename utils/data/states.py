@@ -57,12 +57,12 @@ def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
     return pools, states
 
 
-def refuse_states(states: States, learnt: dict[str, Any], hashes: Collection[str], learner: str) -> None:
-    """Raise UserError unless states are like those, with the settings `learnt`, that `learner` learned from.
+def refuse_states(states: States, settings: dict[str, Any], hashes: Collection[str], learner: str) -> None:
+    """Raise UserError unless states were made like those that `learner` learned from, which have these `settings`.
 
     Also raise it if a question has one of the `hashes`, which are of the questions that `learner` has seen.
     """
-    if differing := differences(*({name: both[name] for name in MODEL} for both in (learnt, states.settings))):
+    if differing := differences(*({name: both[name] for name in MODEL} for both in (settings, states.settings))):
         problem = f"other states than those that {learner} learned from: {differing}"
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):

@@ -74,8 +74,8 @@ class BatchEngine(APIEngine):
         await self._take_sent(wanted.keys())
         if self._for_batches(wanted):
             await self._insist(self._list)  # an API without batches is asked for nothing else
-        of_models = dict.fromkeys(one.completions for one in wanted.values())
-        for completions in of_models:
+        models = dict.fromkeys(one.completions for one in wanted.values())
+        for completions in models:
             own = {key: one for key, one in wanted.items() if one.completions is completions}
             with self._locked():  # another process may ask the same
                 completions.store.refresh()
@@ -84,17 +84,17 @@ class BatchEngine(APIEngine):
                 for key, one in own.items():
                     if is_first and one.model not in self._open:
                         await self._ask_alone(key, one)
-        while left := {key: one for key, one in wanted.items() if key not in self._done | self._failed}:
-            if rest := self._for_batches(left):
+        while unfinished := {key: one for key, one in wanted.items() if key not in self._done | self._failed}:
+            if rest := self._for_batches(unfinished):
                 await self._send_batches(rest)
                 continue
-            for item in [*left.items()][:SINGLES]:  # each may show what the API refuses in all of them
+            for item in [*unfinished.items()][:SINGLES]:  # each may show what the API refuses in all of them
                 await self._ask_alone(*item)
-                if self._for_batches(left):
+                if self._for_batches(unfinished):
                     break
             else:
-                await asyncio.gather(*(self._ask_alone(*item) for item in [*left.items()][SINGLES:]))
-        for completions in of_models:
+                await asyncio.gather(*(self._ask_alone(*item) for item in [*unfinished.items()][SINGLES:]))
+        for completions in models:
             completions.keep_refusals()
 
     def _for_batches(self, wanted: Mapping[str, Wanted]) -> dict[str, Fields]:

@@ -303,16 +303,16 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if num_ignored:
         texts = f"{num_ignored} of {count_noun(len(refusals), 'reply')}"
         print(f"note: the server ignored the stop texts in {texts}; each was cut at the first one", file=sys.stderr)
-    others = Counter(record["answered_by"] for record in records if "answered_by" in record)
-    if others:
-        by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
+    answered_by = Counter(record["answered_by"] for record in records if "answered_by" in record)
+    if answered_by:
+        by_model = ", ".join(f"{number} from {printable(name)}" for name, number in answered_by.most_common())
         problem = f"replies name another model than the requested one: {by_model}"
         print(f"note: {problem} (of {count_noun(len(refusals), 'reply')})", file=sys.stderr)
-        others["the model asked"] = len(refusals) - others.total()
+        answered_by["the model asked"] = len(refusals) - answered_by.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
         **({"stops_ignored_by_server": num_ignored} if num_ignored else {}),
-        **({"answered_by": dict(sorted((+others).items()))} if others else {}),
+        **({"answered_by": dict(sorted((+answered_by).items()))} if answered_by else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),

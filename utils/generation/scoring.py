@@ -53,8 +53,8 @@ async def score_continuations(
         """Return, by continuation in `group`, the summed log-probability of its tokens after its beginning `scored`."""
         size = len(node)
         branches = {first: list(part) for first, part in groupby(group, key=lambda tokens: tokens[size : size + 1])}
-        ended = branches.pop((), [])
-        inner, behind, nexts = 0.0, {}, {}
+        complete = branches.pop((), [])
+        inner, longer, nexts = 0.0, {}, {}
         if branches or size > len(scored):
             result = await _ask_node(ask, start, scored, node, [first for [first] in branches], results)
             nexts = {first: _next_logprob(result, first) for [first] in branches}
@@ -63,8 +63,8 @@ async def score_continuations(
         ends = {first: node + first if by_token else _shared(part) for first, part in branches.items()}
         sums = await asyncio.gather(*(score(node + first, ends[first], part) for first, part in branches.items()))
         for [first], rests in zip(branches, sums, strict=True):
-            behind |= {tokens: inner + nexts[first] + rest for tokens, rest in rests.items()}
-        return behind | dict.fromkeys(ended, inner)
+            longer |= {tokens: inner + nexts[first] + rest for tokens, rest in rests.items()}
+        return longer | dict.fromkeys(complete, inner)
 
     sums = await score((), (), sorted(set(map(tuple, continuations))))
     return Scored(

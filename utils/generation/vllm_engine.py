@@ -370,7 +370,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
     temperature = defaults["temperature"] if sampling.temperature is None else sampling.temperature
     is_harmony = sampling.reasoning_parser == GPT_OSS
     kind = "structural_tag" if is_harmony else "regex" if isinstance(sampling.schema, str) else "json"
-    held = harmony_tag(sampling.schema) if sampling.schema and is_harmony else sampling.schema
+    constraint = harmony_tag(sampling.schema) if sampling.schema and is_harmony else sampling.schema
     return SamplingParams(
         temperature=temperature,
         top_p=defaults["top_p"] if sampling.top_p is None else sampling.top_p,
@@ -380,7 +380,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
         stop=list(sampling.stop) or None,
         stop_token_ids=None if sampling.stop_token is None else [sampling.stop_token],
         output_kind=RequestOutputKind.FINAL_ONLY,
-        structured_outputs=held and StructuredOutputsParams(**{kind: held}),
+        structured_outputs=constraint and StructuredOutputsParams(**{kind: constraint}),
     )
 
 

@@ -53,7 +53,7 @@ async def answer(record, ask):
         return await ask("rag", items=record.best(ask.num_contexts))
     dialogue, values, searches = FIRST, {}, []
     for number in (1, 2, 3, 4):
-        said, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
+        turn, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
         seen = [post_id for posts in searches for post_id in posts.ids]
         posts = await ask.search(query, int(ask.settings.get("k", 3)), exclude=seen) if query else None
         if posts is None or not posts.ids:
@@ -61,7 +61,7 @@ async def answer(record, ask):
         searches.append(posts)
         messages = [] if isinstance(posts, list) else posts.messages
         texts = [message["content"] for message in messages if message["role"] != "system"] or posts
-        values |= {f"said{number}": said, f"posts{number}": "\n\n".join(texts)}
+        values |= {f"said{number}": turn, f"posts{number}": "\n\n".join(texts)}
         dialogue += NEXT.replace("#", str(number))
     ask.note(num_turns=number)
     return await ask("rag", items=join(searches, record) if searches else record.best(ask.num_contexts))

@@ -104,16 +104,16 @@ def corrected_figures(system: Rated) -> dict[str, Any]:
         spread = math.fsum(value**2 for value in sums.values())
         return float(stdtrit(num_clusters - 1, 0.975)) * math.sqrt(spread) if num_clusters > 1 and spread else None
 
-    of_all = math.sqrt(num_all / (num_all - 1)) / len(scores) if num_all > 1 else 0.0
-    of_judge = {key: (score - mean) * of_all for key, score in scores.items()}
-    of_share = {key: gap * (value - share) * of_all for key, value in answered.items()}
-    of_rated = math.sqrt(num_rated / (num_rated - 1)) / len(gaps) if num_rated > 1 else 0.0
-    of_gaps = {key: share * (value - gap) * of_rated for key, value in gaps.items()}
+    weight = math.sqrt(num_all / (num_all - 1)) / len(scores) if num_all > 1 else 0.0
+    judge_parts = {key: (score - mean) * weight for key, score in scores.items()}
+    share_parts = {key: gap * (value - share) * weight for key, value in answered.items()}
+    rated_weight = math.sqrt(num_rated / (num_rated - 1)) / len(gaps) if num_rated > 1 else 0.0
+    gap_parts = {key: share * (value - gap) * rated_weight for key, value in gaps.items()}
     varies = max(gaps.values()) - min(gaps.values()) > 1e-12
     halves = {
-        "uncorrected": (mean, half(num_all, of_judge)),
-        "corrected": (mean + share * gap, half(num_rated, of_judge, of_share, of_gaps) if varies else None),
-        "judge_minus_people": (-share * gap, half(num_rated, of_share, of_gaps) if varies else None),
+        "uncorrected": (mean, half(num_all, judge_parts)),
+        "corrected": (mean + share * gap, half(num_rated, judge_parts, share_parts, gap_parts) if varies else None),
+        "judge_minus_people": (-share * gap, half(num_rated, share_parts, gap_parts) if varies else None),
     }
     figures = {"name": system.name, "num_questions": len(scores), "num_rated": len(gaps)}
     for name, (value, width) in halves.items():

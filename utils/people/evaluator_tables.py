@@ -224,9 +224,9 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
 
 def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Table:
     means = {
-        name: means_of_judge
+        name: judge_means
         for pair in figures["pairs"]
-        for name, means_of_judge in zip(pair["judges"], pair["means"], strict=True)
+        for name, judge_means in zip(pair["judges"], pair["means"], strict=True)
     }
     rows = zip(*(map(number, means[evaluator.name]) for evaluator in evaluators), strict=True)
     lines = [list(map(Cell, [system, *row])) for system, row in zip(figures["systems"], rows, strict=True)]

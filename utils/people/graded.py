@@ -36,9 +36,9 @@ def graded_agreement(
     pairs = {name: (judge[:, place], people[:, place]) for place, name in enumerate(criteria)}
     pairs[OVERALL] = judge.mean(axis=1), people.mean(axis=1)
     figures = {}
-    for name, (of_judge, of_person) in pairs.items():
-        values = agreement_of(of_judge, of_person, np.ones((1, len(owner)), int))
-        drawn = agreement_of(of_judge, of_person, times[:, owner]) if len(everyone) > 1 else {}
+    for name, (judge_scores, people_scores) in pairs.items():
+        values = agreement_of(judge_scores, people_scores, np.ones((1, len(owner)), int))
+        drawn = agreement_of(judge_scores, people_scores, times[:, owner]) if len(everyone) > 1 else {}
         figures[name] = {"num_responses": len(owner)}
         for kind, [value] in values.items():
             low, high = np.nanquantile(drawn[kind], [0.025, 0.975]) if np.isfinite(value) and drawn else (0, 0)

@@ -125,21 +125,21 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
     parts = [(name, {key: pairs[key] for key in pairs if group_of[key] == name}) for name in groups]
     rows = []
     for name, group_pairs in parts + [("All", pairs)] * (len(groups) > 1):
-        both = [
-            (key, of_raters, of_judge)
+        judged = [
+            (key, raters_verdict, judge_verdict)
             for key in group_pairs
-            for of_raters, of_judge in group_pairs[key]
-            if of_judge is not None
+            for raters_verdict, judge_verdict in group_pairs[key]
+            if judge_verdict is not None
         ]
         kappa = cohens_kappa(
             [[pair for pair in group_pairs[key] if pair[1] is not None] for key in group_pairs], steps=True
         )
-        same = [float(of_raters == of_judge) for _, of_raters, of_judge in both]
-        figures = [number(fmean(same) if both else None)]
-        figures += [interval_text(share_interval(same, [key for key, *_ in both]), number)]
+        same = [float(raters_verdict == judge_verdict) for _, raters_verdict, judge_verdict in judged]
+        figures = [number(fmean(same) if judged else None)]
+        figures += [interval_text(share_interval(same, [key for key, *_ in judged]), number)]
         figures += [signed(kappa.value), interval_text(kappa.interval)]
-        figures += [number(fmean(pair[side] for pair in both) if both else None, 2) for side in (1, 2)]
-        rows.append([name, str(len({key for key, *_ in both})), str(len(both)), *figures])
+        figures += [number(fmean(pair[side] for pair in judged) if judged else None, 2) for side in (1, 2)]
+        rows.append([name, str(len({key for key, *_ in judged})), str(len(judged)), *figures])
     notes = [
         "Raters' verdict: the median over raters. Same: share of equal verdicts, with a t interval of the logit, "
         "cluster-robust by question, or Wilson's where each question has one aspect. Kappa: Cohen's, weighted by "

@@ -90,8 +90,8 @@ class Steps:
     Attributes:
         ended: why the first call could not be answered, or the first failure if one follows; None if all calls were.
         role: the role of that call.
-        lacking: role, call and `Lack` of each result that the store lacks while its engine is not open; "search" and
-            twice None for a search that lacks embeddings.
+        missing_calls: role, call and `Lack` of each result that the store lacks while its engine is not open; for a
+            search that lacks embeddings, "search" and twice None.
         call_hashes: hashes of the record's calls; each repetition of a call has a hash of its own.
         shown: items and values in the record's prompts; a dict, to keep their order.
         notes: what `ask.note` has added.
@@ -101,11 +101,11 @@ class Steps:
         self.key, self.around = key, around
         self.ended: Exception | None = None
         self.role = ""
-        self.lacking: list[tuple[str, Call | None, Lack | None]] = []
+        self.missing_calls: list[tuple[str, Call | None, Lack | None]] = []
         self.call_hashes: set[int] = set()
         self.shown: dict[str, None] = {}
         self.notes: dict[str, Any] = {}
-        self._has_raised = self._gave_up = self._is_over = False
+        self._has_raised = self._abandoned_call = self._is_over = False
         self._root: Branch | None = None  # of the method's tasks, once it has asked
         self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
         # Calls and searches by place, see `Branch`; None while under way.
@@ -185,7 +185,7 @@ class Steps:
             with around.room.taken(count_tokens(call.prompt)):
                 record = await answer_call(around.engines.get(role), self.model(role), call, role)
         except NotStoredError as error:
-            self.lacking.append((role, call, error.lack))
+            self.missing_calls.append((role, call, error.lack))
             raise
         except MistakeError as error:  # of a parser: the text was paid for
             record, mistake = error.record, error.__cause__
@@ -211,7 +211,7 @@ class Steps:
         try:
             result = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
         except asyncio.CancelledError:
-            self._gave_up = True
+            self._abandoned_call = True
             raise
         except MistakeError as error:
             raise error.__cause__ from None
@@ -258,7 +258,7 @@ class Steps:
         # A new future each time: a cancelled future is done, and a loop in the method that awaits it would spin.
         await self._loop.create_future()
 
-    async def wait_for(self, method: asyncio.Task) -> bool:
+    async def wait_until_blocked(self, method: asyncio.Task) -> bool:
         """Wait until the method has returned, or a call cannot be answered now; and then until no call is under way.
 
         Return whether the method gave up a call: it cancelled one, or returned while one was under way.
@@ -266,10 +266,10 @@ class Steps:
         method.add_done_callback(self._set_end)
         await self._end
         self._is_over = method.done()
-        gave_up = self._gave_up or (self._is_over and bool(self._under_way))
+        abandoned_call = self._abandoned_call or (self._is_over and bool(self._under_way))
         while self._under_way:  # these calls are paid for and go into the store
             await asyncio.wait(self._under_way)
-        return gave_up
+        return abandoned_call
 
     def close(self, method: asyncio.Task) -> None:
         """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
@@ -424,7 +424,7 @@ class Ask:
             try:
                 order, shares_words = await self._stage.search.order(self._searched, query)
             except NotStoredError:
-                self.steps.lacking.append(("search", None, None))
+                self.steps.missing_calls.append(("search", None, None))
                 raise
             best = [place for place in order if place not in excluded][:k]
             line = {"query": query, "ids": [self._searched.ids[place] for place in best]}

@@ -281,9 +281,9 @@ class Pass:
     async def _run(self, place: Place, record: Any, around: Surroundings) -> None:
         """Run a record, and note what has become of it, by what its `Steps` have noted."""
         tally = self._tally
-        steps, method, gave_up = await self._try(place, record, around)
-        if gave_up and steps.ended is None:  # its calls are in the store now, so timing no longer matters
-            steps, method, gave_up = await self._try(place, record, around)
+        steps, method, abandoned_call = await self._try(place, record, around)
+        if abandoned_call and steps.ended is None:  # its calls are in the store now, so timing no longer matters
+            steps, method, abandoned_call = await self._try(place, record, around)
         ended, role = steps.ended, steps.role
         if isinstance(ended, NotStoredError):
             tally.needs[place] = role
@@ -303,7 +303,7 @@ class Pass:
             self._fail(ended)
         elif not method.cancelled() and isinstance(error := method.exception(), MethodError):
             tally.raised[place] = str(error)
-        elif gave_up:
+        elif abandoned_call:
             tally.raised[place] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
         elif method.cancelled() or isinstance(method.exception(), NotNow):  # of another question's task
             problem = "the method was cancelled: by itself, or with another question's task that it awaited"
@@ -320,11 +320,11 @@ class Pass:
         steps = Steps(key, around)
         method = self._live[steps] = asyncio.create_task(self._stage.method(record, Ask(record, steps), *before))
         try:
-            gave_up = await steps.wait_for(method)
+            abandoned_call = await steps.wait_until_blocked(method)
         finally:
             del self._live[steps]
             steps.close(method)
         if steps.ended is None and not steps.call_hashes >= tally.call_hashes.get(place, set()):
             tally.asked_otherwise.add(place)
         tally.call_hashes[place] = steps.call_hashes
-        return steps, method, gave_up
+        return steps, method, abandoned_call

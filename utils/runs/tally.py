@@ -169,7 +169,7 @@ class Tally:
 
     def add_lacking(self, steps: Steps) -> None:
         """Count what a record lacks, and no other record before it."""
-        for role, call, lack in steps.lacking:
+        for role, call, lack in steps.missing_calls:
             if call is None:
                 self.lacking_searches += 1
             elif (lack is None or lack.key not in self._lacking_keys) and self._counts(call.shared):
@@ -178,7 +178,7 @@ class Tally:
 
     def note_requests(self, steps: Steps) -> None:
         """Note the requests to APIs that a record lacks, as lines for the file of --requests_to."""
-        for role, _, lack in steps.lacking:
+        for role, _, lack in steps.missing_calls:
             if lack is not None and not (model := self.stage.models[role]).is_local:
                 line = {"model": model.addr, "identity": model.identity, "described": model.completions.store.described}
                 line |= {name: getattr(model.flags, name) for name in REACHED_BY}

@@ -68,16 +68,17 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
         questions: entries of score files, each with the paths of the files that it may be from.
     """
     seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
-    differing, others = [], None
+    differing, conflict = [], None
     for question, paths in questions:
-        shown = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
-        first, first_paths = seen.setdefault(question["id"], (shown, paths))
-        if shown != first:
+        content = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
+        first, first_paths = seen.setdefault(question["id"], (content, paths))
+        if content != first:
             differing.append(question["id"])
-            others = others or (paths, first_paths)
-    if others is not None:
+            conflict = conflict or (paths, first_paths)
+    if conflict is not None:
         raise UserError(
-            f"{few(others[0])}: has other questions than {few(others[1])} under the same ids: {first_five(differing)}\n"
+            f"{few(conflict[0])}: has other questions than {few(conflict[1])} with the same ids: "
+            f"{first_five(differing)}\n"
             "  the question or what the judge sees with it differs (another commit of the dataset?); judge both on the "
             "same dataset"
         )

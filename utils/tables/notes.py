@@ -48,8 +48,8 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
     """Return notes on all that readers must know about the systems besides the numbers."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     for name in boards[0].rows:
-        if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
-            notes[f"{name}: no scores of {'; '.join(lacking)}."] = None
+        if unscored := [board.title for board in boards if name not in [system.name for system in board.systems]]:
+            notes[f"{name}: no scores of {'; '.join(unscored)}."] = None
     judged = [board for board in boards if board.metric.judge]  # computed metrics have no judge to describe
     return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.files)]
 
@@ -93,8 +93,8 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
             f"{subgroup} {one_line(names)}; {task.files.facts} lists the {plural(subgroup)}."
         )
     all_ids = set().union(*(system.scored_ids for system in systems))
-    lacking = {system.name: len(all_ids) - len(system.scored_ids) for system in systems}
-    parts = ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count)
+    unscored = {system.name: len(all_ids) - len(system.scored_ids) for system in systems}
+    parts = ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in unscored.items() if count)
     if (among := systems[0].among) is None and parts:
         yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
     elif among is not None and all_ids - among:

@@ -79,18 +79,18 @@ def _excluded(path: str, scores: Scores) -> str | None:
     Responses are a bound only if they saw what the scorer sees, or were selected by the metric and judge that scored
     them. Controls were made by utils/make_controls.py.
     """
-    made = manifest_of(path) or {"settings": {}}
-    origins = [origin or {} for origin in made.get("answers") or []]
+    manifest = manifest_of(path) or {"settings": {}}
+    origins = [origin or {} for origin in manifest.get("answers") or []]
     if any("control" in origin for origin in origins):
         return CONTROL
-    if shown := [name for origin in origins if when_seen(origin) == "test" for name in origin["saw"]["fields"]]:
-        return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
+    if seen_fields := [name for origin in origins if when_seen(origin) == "test" for name in origin["saw"]["fields"]]:
+        return f"upper bound, sees {', '.join(dict.fromkeys(seen_fields))}"
     if (by := next((origin["selected_by"] for origin in origins if "selected_by" in origin), None)) is None:
         return SELECTED if scores.get("num_selected") else None
     which = f"{by['which']} by {by['strategy']}"
     if by["strategy"] != strategy_in_words(scores):
         return which
-    if by.get("identity") != made["settings"].get("judge"):
+    if by.get("identity") != manifest["settings"].get("judge"):
         return f"{which}, another judge"
     return f"{'upper' if by['which'] == 'best' else 'lower'} bound, {which}"
 

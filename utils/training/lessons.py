@@ -227,15 +227,15 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt, model: ModelFolder) -> list[str]:
     """Return the scorer's fields that this training, the models behind its texts, or an earlier training have seen."""
-    files, shown = [args.target_addr, args.worst_addr], set(prompt.placeholders)
+    files, seen = [args.target_addr, args.worst_addr], set(prompt.placeholders)
     if args.objective == "distill":
-        shown |= set(task.gold_plan_needs)
+        seen |= set(task.gold_plan_needs)
         files.append(args.response_addr)
     if args.objective == "grpo":
         strategy = noted_settings(args.score_addr).get("strategy")
-        shown |= set(task.metrics.get(strategy, task.first_metric).needs)
+        seen |= set(task.metrics.get(strategy, task.first_metric).needs)
         files.append(scored_addr(args))
-    fields = {*(model.made_with.get("saw_in_training") or ()), *(shown & task.hidden_fields)}
+    fields = {*(model.made_with.get("saw_in_training") or ()), *(seen & task.hidden_fields)}
     for path in filter(None, files):
         made_with = noted_settings(path)  # even if the file was edited since
         saw = made_with.get("saw") or {}  # what the models and the method behind the texts saw

@@ -93,15 +93,15 @@ def rank_samples(ranker: Sequence[str], responses: Responses, path: str) -> tupl
     belong together.
     """
     folder, states = Path(ranker[0]), read_states(ranker[1], path)
-    if (made := manifest_of(folder / RANKER)) is None:
+    if (manifest := manifest_of(folder / RANKER)) is None:
         raise UserError(f"{folder}: has no {RANKER}, or it was changed since; use a folder of utils/train_ranker.py")
     with safe_open(folder / RANKER, "pt") as file:
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        refuse_states(states, made["settings"], {*json.loads(file.metadata()["questions"])}, ranker[0])
+        refuse_states(states, manifest["settings"], {*json.loads(file.metadata()["questions"])}, ranker[0])
     network, ranked = make_network(weights["0.weight"].shape[1]), {}
     network.load_state_dict(weights)
     for number, (question_id, _, first, end) in enumerate(states.questions):
-        scores = predict(network, states, (number, [*range(first, end)], []), made["settings"]["vectors"]).tolist()
+        scores = predict(network, states, (number, [*range(first, end)], []), manifest["settings"]["vectors"]).tolist()
         answered = are_answered(response["output"] for response in responses[question_id])
         ranked[question_id] = [one if is_answer else None for one, is_answer in zip(scores, answered, strict=True)]
-    return ranked, made["settings"]
+    return ranked, manifest["settings"]

@@ -47,7 +47,7 @@ def join_tables(
     claims = by_question(tables["gold_information"], "gold_information_value", Claims)
     rubrics = by_question(tables["personalized_rubric"], "personalized_rubric_value")
     shots = by_question(tables["evaluation_shot"], "evaluation_shot_value", Responses)
-    needs = by_question(queries := list(tables["queries"]), "gold_information_need")
+    information_needs = by_question(queries := list(tables["queries"]), "gold_information_need")
     scored = by_question(tables.get(META_TEST, ()), f"{META_TEST}_set_value", Responses)
     sessions = sessions_by_person(tables, counts)
     records, responses, ratings = [], {}, {}
@@ -56,7 +56,7 @@ def join_tables(
         if key not in rubrics:
             raise UserError(f"{where}: personalized_rubric has no rubric for {person}, query {number}")
         record = {"task": NAME, "id": f"{person}-{number}", "author": person, "question": question}
-        record |= {"need": needs[key][1], "rubric": rubrics[key][1]}
+        record |= {"need": information_needs[key][1], "rubric": rubrics[key][1]}
         record["claims"] = [str(claim) for claim in claims[key][1]["gold_information"]] if key in claims else []
         record["shots"] = read_scored(*shots[key], counts) if key in shots else []
         if split != META_TEST:
@@ -75,10 +75,10 @@ def join_tables(
             else:
                 counts["responses without all four scores, which have no rating"] += 1
     for table in (claims, rubrics, shots, scored):
-        if foreign := table.keys() - needs.keys():
+        if foreign := table.keys() - information_needs.keys():
             where, (person, number) = table[min(foreign)][0], min(foreign)
             raise UserError(f"{where}: queries has no query {number} of {person}; use tables of one release")
-    people = {person for person, _ in needs}
+    people = {person for person, _ in information_needs}
     counts["sessions of people without a question"] = sum(len(sessions[person]) for person in sessions.keys() - people)
     return records, {RESPONSES: responses, RATINGS: ratings} if split == META_TEST else {}, +counts
 

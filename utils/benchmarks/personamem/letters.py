@@ -54,15 +54,15 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     """
     body = plain(text)
     parts = body.split(MARKER) if MARKER in body else _FINAL.split(body)
-    behind = parts[-1]
-    marked, alone = _AFTER_FINAL.match(behind) if len(parts) > 1 else None, _ALONE.fullmatch(body)
-    if cut and body.rstrip("'’")[-1:].isalpha() and (alone or (marked and not behind[marked.end() :].strip("'’"))):
+    ending = parts[-1]
+    marked, alone = _AFTER_FINAL.match(ending) if len(parts) > 1 else None, _ALONE.fullmatch(body)
+    if cut and body.rstrip("'’")[-1:].isalpha() and (alone or (marked and not ending[marked.end() :].strip("'’"))):
         return nothing("the text breaks off in a letter")
     if cut and not (alone or marked):
         return nothing(f"the text breaks off before a letter after {MARKER}")
     matches = [marked or alone] if marked or alone else [*_NAMED.finditer(body)]
-    if marked and re.match(r"\)?:", behind[marked.end() :]):  # a list of options with a verdict on each
-        matches += _NAMED.finditer(behind, marked.end())
+    if marked and re.match(r"\)?:", ending[marked.end() :]):  # a list of options with a verdict on each
+        matches += _NAMED.finditer(ending, marked.end())
     matches += [joined for match in matches if (joined := _JOINED.match(match.string, match.end()))]
     letters = sorted({match[match.lastindex].lower() for match in matches})
     if len(letters) != 1:

@@ -173,12 +173,12 @@ class MultipleChoice(Task):
         number = ask.sample
         if args.choose or not number or "options" not in self.values(record):
             return await super().answer(record, ask, args)
-        shown = order_of_options(record["id"], number, args.seed or 0)
-        options = [record["options"][LETTERS.index(letter)] for letter in shown]
+        order = order_of_options(record["id"], number, args.seed or 0)
+        options = [record["options"][LETTERS.index(letter)] for letter in order]
 
         def parse(text: str, cut: bool = False) -> Parsed:
             letter = self.output.parse(text, cut)
-            return letter if letter.value is None else replace(letter, value=shown[LETTERS.index(letter.value)])
+            return letter if letter.value is None else replace(letter, value=order[LETTERS.index(letter.value)])
 
         return await super().answer(
             record,
@@ -187,7 +187,7 @@ class MultipleChoice(Task):
             values=self.values({**record, "options": options}),
             parse=parse,
             schema=self.output.schema,
-            fields={"shown": "".join(shown)},
+            fields={"shown": "".join(order)},
         )
 
 

@@ -120,18 +120,18 @@ def parse_yes_no(text: str, cut: bool = False) -> Parsed:
     text that was cut off, only boxes count, if they agree.
     """
     body = plain(text)
-    shown = _EITHER_BOX.sub("", body)
-    boxes = verdict_boxes(shown)
+    remaining = _EITHER_BOX.sub("", body)
+    boxes = verdict_boxes(remaining)
     if cut and len({*boxes}) != 1:
         return nothing("the text ends before the verdict")
     if boxes:
         return Parsed(int(boxes[-1] == "yes"), "strict", None)
-    if _ANY_BOX.search(_BOX.sub("", shown)):
+    if _ANY_BOX.search(_BOX.sub("", remaining)):
         return nothing("the box has neither Yes nor No")
-    words = _FINAL.findall(shown := _EITHER_WORD.sub("", shown))[-1:]
+    words = _FINAL.findall(remaining := _EITHER_WORD.sub("", remaining))[-1:]
     if not words and not _ANY_BOX.search(body):
-        beginning = _BEGINNING.match(shown)
-        words = [beginning[1]] if beginning else _WORD.findall(shown.partition(".")[0])
+        beginning = _BEGINNING.match(remaining)
+        words = [beginning[1]] if beginning else _WORD.findall(remaining.partition(".")[0])
     words = {word.lower() for word in words}
     if len(words) != 1:
         return nothing("neither Yes nor No is the text's verdict")

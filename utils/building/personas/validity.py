@@ -53,16 +53,16 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 def sections_of(rows: Sequence[Row]) -> list[Section]:
     """Return a section per type for utils/building/reading_page.py, which draws a sample of the questions."""
-    shown: dict[str, list[Shown]] = {name: [] for name in TYPES}
+    by_type: dict[str, list[Shown]] = {name: [] for name in TYPES}
     for row in {row.entry["id"]: row for row in rows}.values():
         entry, place, reference = row.entry, row.entry["place"], row.entry["reference"]
         options = "\n".join([f"right: {entry['answer']}", *(f"wrong: {wrong}" for wrong in entry["wrong"])])
         where = f"asked before {place['period']} {place['event']}" if place else "asked at the end"
         rests_on = f"rests on {reference['period']} {reference['event']}"
         body = f"{entry['question']}\n\n{options}"
-        shown[entry["type"]].append(Shown(entry["id"], row.columns["topic"], body, f"{where}, {rests_on}"))
+        by_type[entry["type"]].append(Shown(entry["id"], row.columns["topic"], body, f"{where}, {rests_on}"))
     reader_question = "Does the history alone imply the right option, and only that one?"
-    return [Section(name, reader_question, {"questions": len(kept)}, kept) for name, kept in shown.items() if kept]
+    return [Section(name, reader_question, {"questions": len(kept)}, kept) for name, kept in by_type.items() if kept]
 
 
 def describe(figures: Figures) -> str:
