@@ -260,7 +260,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             digests = {digest for _, digest in judged}
             if seen and digests.isdisjoint(seen):
                 raise UserError(
-                    f"{judged[0][0]}: scores other answers than those in {human.path}\n"
+                    f"{judged[0][0]}: scores different answers from those in {human.path}\n"
                     "  use scores of the response files that the humans compared"
                 )
             for path, digest in judged:
@@ -273,7 +273,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             first, first_digests, first_path = firsts.setdefault(place, (evaluator, digests, judged[0][0]))
             if digests.isdisjoint(first_digests) and not first.entries.keys().isdisjoint(evaluator.entries):
                 remedy = "use all evaluators' scores of the same response files"
-                raise UserError(f"{judged[0][0]}: scores other answers than {first_path}\n  {remedy}")
+                raise UserError(f"{judged[0][0]}: scores different answers from {first_path}\n  {remedy}")
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:

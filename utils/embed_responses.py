@@ -46,7 +46,7 @@ def build_parser() -> cli.FlagParser:
     add("--output_addr", required=True, metavar="FILE", help="output file, in safetensors")
     add("--normalize", action=argparse.BooleanOptionalAction, help="scale states to length 1 (off)")
     # fmt: on
-    cli.add_loading_arguments(parser, "--model_addr", "the generator: hub name or model folder, perhaps of an adapter")
+    cli.add_loading_arguments(parser, "--model_addr", "the generator: hub name, model folder, or LoRA adapter folder")
     cli.add_overwrite_argument(parser, parser)
     what = "count prompts and tokens, and list what this machine lacks; load no weights"
     cli.add_dry_run_argument(parser, parser, what)

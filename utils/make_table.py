@@ -64,7 +64,9 @@ def main(argv: list[str] | None = None) -> int:
         paper = read_paper(first.task, first.metric_name, args.paper, args.paper_table, [*first.rows, *of_paper], shown)
         if unknown := [name for name in of_paper if name not in paper.methods]:
             methods = ", ".join(paper.methods)
-            raise UserError(f"--published {unknown[0]!r}: the paper has no such row; type its scores; rows: {methods}")
+            raise UserError(
+                f"--published {unknown[0]!r}: the paper has no such row; add its scores, or use one of: {methods}"
+            )
     if args.length and (pooled := next((board for board in boards if board.metric.pooled), None)):
         raise UserError(f"--length: {pooled.title} is not a mean over questions; remove the flag")
     if args.length and (without := [path for board in boards for system in board.systems if system.mean_words is None

@@ -90,7 +90,7 @@ def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str,
         if manifest is None:
             raise UserError(f"{path}: has no valid manifest, so its judge is unknown; judge the responses again")
         if manifest["settings"].get("responses") != first["settings"].get("responses"):
-            raise UserError(f"{path}: has scores of other responses than {first_path}; judge the same ones")
+            raise UserError(f"{path}: has scores of different responses from {first_path}; judge the same ones")
         if (other := seen.setdefault(manifest["settings"]["judge"], path)) != path:
             raise UserError(f"{path}: has the same judge as {other}; pass each judge once")
         pair = files[path], files[first_path]
@@ -102,7 +102,7 @@ def check_panel(files: dict[str, Scores], metric: Metric) -> dict[str, dict[str,
         ids, first_ids = ({entry["id"] for entry in content["per_question_scores"]} for content in pair)
         if differing := sorted(ids ^ first_ids):
             raise UserError(
-                f"{path}: has other questions than {first_path}: {first_five(differing)}; judge all with both"
+                f"{path}: has different questions from {first_path}: {first_five(differing)}; judge all with both"
             )
     check_same_content((entry, [path]) for path, scores in files.items() for entry in scores["per_question_scores"])
     return manifests

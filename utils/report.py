@@ -180,7 +180,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
             judged = f"{where}: question {quote(entry['id'])}"
             raise UserError(
-                f"{judged} was judged by other aspects than those in --inputs_addr; pass its own dataset there"
+                f"{judged} was judged by different aspects from those in --inputs_addr; pass its own dataset there"
             )
 
 

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     replace_link(link, os.path.relpath(model, os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):
         print(f"{score:z.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")
-    tie = f"; a tie of {averages.count(best)} models, and the first is taken" if averages.count(best) > 1 else ""
+    tie = f"; {averages.count(best)} models tie, and the first is chosen" if averages.count(best) > 1 else ""
     print(f"{questions}{tie}")
     return 0
 

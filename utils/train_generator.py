@@ -235,7 +235,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         hint = "" if task.history else "\n  pass responses to learn as --target_addr, or use another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references to learn from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
-        raise UserError(f"{args.validation_addr}: belongs to another task than {args.inputs_addr} ({task.name})")
+        raise UserError(f"{args.validation_addr}: belongs to a different task from {args.inputs_addr} ({task.name})")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; remove the flag")
 

@@ -318,7 +318,7 @@ def test_score_files_with_a_wrong_or_missing_persona_are_refused(folder, systems
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
     other = write(tmp_path / "other.json", content)
-    with pytest.raises(UserError, match=r"has other questions than .* with the same ids: '[^']*'\n"):
+    with pytest.raises(UserError, match=r"has different questions from .* with the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
     with pytest.raises(UserError, match=r"has no field 'cluster' with the question's persona_id\n  run eval"):

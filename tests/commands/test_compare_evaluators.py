@@ -212,7 +212,7 @@ class TestHumans:
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
         ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: appears twice; pass each file once"),
-        ("HUMANS --evaluator A a.json other.json", "other.json: has other questions than a.json with the same ids"),
+        ("HUMANS --evaluator A a.json other.json", "other.json: has different questions from a.json with the same ids"),
         ("--human_addr others.json --evaluator A a.json b.json",
          "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  use human choices"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),

@@ -217,7 +217,7 @@ def test_two_raters_with_a_part_each_and_compare_evaluators(study, capsys):
     # It has the hashes of the answers that people saw, so scores of others are refused.
     settings = {"responses": [file_hash(study.responses["Alpha"]), "another's"]}
     study.write("pairs.json.manifest.json", {"settings": settings, "output_sha256": file_hash(pairs)})
-    with pytest.raises(UserError, match="scores other answers than those in"):
+    with pytest.raises(UserError, match="scores different answers from those in"):
         compare_evaluators.main(words)
 
 
@@ -300,7 +300,7 @@ def test_scores_that_are_not_of_the_rated_answers_are_refused(study):
     scores = judged(study, {ids[0]: [1, 2]})
     manifest = {"settings": {"responses": "0" * 64}, "output_sha256": file_hash(scores)}
     study.write("scores.json.manifest.json", manifest)
-    assert "has scores of other responses than the study's" in refusal(*words, scores)
+    assert "has scores of different responses from the study's" in refusal(*words, scores)
     means = [{"aspect": one["aspect"], "score": 0.5} for one in study.records[0]["rubric_aspects"]]
     content = json.loads((study.folder / "scores.json").read_text())
     content["per_question_scores"][0] |= {"details": means, "score": 0.25}

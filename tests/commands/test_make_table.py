@@ -346,7 +346,7 @@ class TestJudges:
         for other in ({"question_sha256": "other"}, {"category": "law"}, {"cluster": "Ann"}):
             entries = question("1", "rpg", 2), question("2", "diy", 1) | other, question("3", "law", 0)
             said = refusal("--system", "A", complete, "--system", "B", score_file("b.json", *entries))
-            assert f"has other questions than {complete} with the same ids: '2'\n" in said
+            assert f"has different questions from {complete} with the same ids: '2'\n" in said
 
 
 class TestBold:

@@ -82,8 +82,8 @@ def test_a_panel_shares_no_table_with_one_of_its_judges(panel, tmp_path):
     ("settings", "verdicts", "told"),
     [
         ({"judge": "sha256:0"}, VERDICTS, "has the same judge as "),
-        ({"responses": "other"}, VERDICTS, "has scores of other responses than "),
-        ({}, {"q1": VERDICTS["q1"]}, "has other questions than "),
+        ({"responses": "other"}, VERDICTS, "has scores of different responses from "),
+        ({}, {"q1": VERDICTS["q1"]}, "has different questions from "),
     ],
 )
 def test_what_is_no_panel_is_refused(panel, tmp_path, settings, verdicts, told):

@@ -243,7 +243,7 @@ def test_answers_to_another_wording_are_refused(allow_partial):
     responses = collect_responses(old, {(record["id"], 0): {"value": "a"} for record in old})
     new = [{**old[0], "question": "Why not?"}, {**old[1], "options": ["b", "a"]}, old[2]]
     refusal = message(match_responses, new, responses, "r.json", ["q1", "q2", "q3"], allow_partial)
-    assert refusal.startswith("r.json: answers other questions than the dataset's with the same ids: 'q1', 'q2'\n")
+    assert refusal.startswith("r.json: answers different questions from the dataset's with the same ids: 'q1', 'q2'\n")
     for samples in responses.values():
         del samples[0]["question_hash"]
     assert match_responses(new, responses, "r.json", ["q1", "q2", "q3"], allow_partial) == new

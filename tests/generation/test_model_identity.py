@@ -292,7 +292,7 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
         assert (models.count("m-mini"), models.count(None)) == (mini, NUM_QUESTIONS - mini)
         assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
         difference = (
-            f"replies name another model than the requested one: {mini} from m-mini (of {NUM_QUESTIONS} replies)\n"
+            f"replies name a different model from the requested one: {mini} from m-mini (of {NUM_QUESTIONS} replies)\n"
         )
         assert f"note: {difference}" in capsys.readouterr().err
         scores = []

@@ -109,7 +109,7 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
         check_devices()
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds no GPU\n")
+    assert refusal().startswith("SLURM allocated GPUs to this job (2), but torch finds no GPU\n")
     assert "this driver: unknown, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
 
 

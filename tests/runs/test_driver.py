@@ -121,7 +121,7 @@ def test_planpers_without_plans_and_store_pays_nothing_unasked(server, api, tmp_
     (tmp_path / "answers.json.plans.json").unlink()
     shutil.rmtree(tmp_path / "completions")
     for more in ([], ["--dry_run"]):
-        with pytest.raises(UserError, match=r"is gone; it had the completions of .*/answers.json, which"):
+        with pytest.raises(UserError, match=r"no longer exists, but .*/answers.json must be made"):
             planpers.main([*words, *more])
     assert len(server.requests) == before and planpers.main([*words, "--overwrite"]) == 0
 

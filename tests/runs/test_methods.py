@@ -155,7 +155,7 @@ def test_a_finished_output_is_not_paid_for_again(runs, capsys):
     with pytest.raises(UserError, match=r"lacks completions for 13 of 13 answers of .*, which is finished\n"):
         runs.run("--trace")
     runs.write(TWO_CALLS + "\n# a comment\n")
-    told = "is gone; it had the completions of .*, which has to be made again\n  pass the folder that has them"
+    told = "no longer exists, but .* must be made again from its completions\n  pass the folder that has them"
     for more in ([], ["--dry_run"]):
         with pytest.raises(UserError, match=told):
             runs.run(*more)

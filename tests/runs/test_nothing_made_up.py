@@ -592,7 +592,7 @@ async def answer(record, ask):
         ("async def answer(record, ask):\n    return 7\n", "TypeError: answer returned int, not a text or None"),
         (
             "async def answer(record, ask):\n    return await ask('{question} {mood}')\n",
-            "mine.py, line 2: ValueError: ask: the prompt has {mood}, but no value is given for it",
+            "mine.py, line 2: ValueError: ask: the prompt has {mood}, but no value was passed for it",
         ),
         ("async def answer(record, ask):\n    ask.note(a=object())\n", "is not JSON serializable"),
         ("async def answer(record):\n    return 'a'\n", "`answer` must take two arguments, record and ask"),

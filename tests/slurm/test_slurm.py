@@ -395,7 +395,7 @@ def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
     queue.cluster.wait(job)
     (fields,) = queue.cluster.jobs(job)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
-    assert "error: SLURM gave this job GPUs (1), but torch finds no GPU\n" in queue.log("rank")
+    assert "error: SLURM allocated GPUs to this job (1), but torch finds no GPU\n" in queue.log("rank")
     assert not (tmp_path / "ranked.json").exists()
 
 

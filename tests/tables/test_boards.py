@@ -152,9 +152,9 @@ def test_other_questions_or_responses_are_refused(made, two):
     short = made.scores("short", "LaMP-2", "f1", ["comedy"], ["comedy"])
     assert "lacks 39 of 40 questions" in refused("--system", "A", paths[0], "--system", "B", short)
     message = refused("--system", "A", paths[0], paths[7])  # one system's accuracy and the other's F1
-    assert message.startswith(f"--system 'A': {paths[7]} has scores of other responses than {paths[0]}\n")
+    assert message.startswith(f"--system 'A': {paths[7]} has scores of different responses from {paths[0]}\n")
     message = refused("--system", "A", paths[2], paths[2 + 7])
-    assert "has scores of other responses than" in message
+    assert "has scores of different responses from" in message
 
 
 def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):

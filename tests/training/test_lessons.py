@@ -444,10 +444,10 @@ def test_the_best_model_is_linked(tmp_path, select):
     printed = select("one", "two", "three")
     assert os.readlink(tmp_path / "best") == "two"  # the first of equal ones
     assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in printed
-    assert "3 of 3 questions with a score in every file; a tie of 2 models, and the first is taken\n" in printed
+    assert "3 of 3 questions with a score in every file; 2 models tie, and the first is chosen\n" in printed
     select("one", "three")
     assert os.readlink(tmp_path / "best") == "three"
-    with pytest.raises(UserError, match=r"other\.json: has scores of other questions than"):
+    with pytest.raises(UserError, match=r"other\.json: has scores of different questions from"):
         select("one", "other")
     with pytest.raises(UserError, match=r"--link_addr .*one\.json: exists and is not a link"):
         select("one", "two", link="one.json")
@@ -494,7 +494,7 @@ def test_models_are_compared_as_a_table_compares_them(tmp_path, select):
         content = json.loads((tmp_path / f"{name}.json").read_text())
         content["per_question_scores"] += json.loads((tmp_path / f"{name}_law.json").read_text())["per_question_scores"]
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    assert "a tie of 2 models" in select("even", "more")  # both (1 + 0) / 2 and (0.5 + 0.5) / 2
+    assert "2 models tie" in select("even", "more")  # both (1 + 0) / 2 and (0.5 + 0.5) / 2
     with pytest.raises(UserError, match="no question has a score in every file"):
         write_scores(tmp_path, "none", 2, but=dict.fromkeys("abc"))
         select("easy", "none")

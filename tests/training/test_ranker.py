@@ -278,19 +278,21 @@ def test_a_killed_selection_leaves_nothing_and_is_repeated(warm, world):
 
 def test_states_of_another_model_or_of_other_responses_are_refused(world):
     world.make("other", 3, first=3000, model="n@2")
-    with pytest.raises(UserError, match=r"other\.safetensors: other states than those that .*ranker learned from: mod"):
+    with pytest.raises(
+        UserError, match=r"other\.safetensors: different states from those that .*ranker learned from: m"
+    ):
         world.select("other")
-    with pytest.raises(UserError, match=r"other states than those that the ranker learned from: model: .m@1., now .n"):
+    with pytest.raises(UserError, match=r"different states from those that the ranker learned from: model: .m@1."):
         world.train("train", "--validation_addr", *world.files("other"), output="x")
     shutil.copy(world.path("train.json"), world.path("test.json"))
-    with pytest.raises(UserError, match=r"test\.safetensors: not the states of .*test\.json as it is now, according"):
+    with pytest.raises(UserError, match=r"test\.safetensors: not made from the current .*test\.json, according"):
         world.select("test")
-    with pytest.raises(UserError, match=r"train_scores\.json: not the states of .*train\.json as it is now"):
+    with pytest.raises(UserError, match=r"train_scores\.json: not made from the current .*train\.json"):
         world.train(
             "train", "--validation_addr", *world.files("train")[:2], world.path("train_scores.json"), output="x"
         )
     world.path("other.safetensors").write_bytes(b"?")
-    with pytest.raises(UserError, match=r"other\.safetensors: not the states of .*other\.json as it is now"):
+    with pytest.raises(UserError, match=r"other\.safetensors: not made from the current .*other\.json"):
         world.select("other")
     assert not world.path("best.json").exists() and not world.path("x").exists()
 

@@ -95,7 +95,7 @@ class FlagParser(argparse.ArgumentParser):
         """Refuse these flags (separated by spaces) if they are given in a mode in which they have no effect.
 
         `when` returns, from the parsed flags, whether the mode is on; `why` is said after "has no effect"; `remedy` is
-        an alternative to leaving the flags out.
+        an alternative to removing the flags.
         """
         self._rules.append((flags.split(), when, why, remedy))
 
@@ -104,7 +104,7 @@ class FlagParser(argparse.ArgumentParser):
         self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
-        """Replace a link to a local model's folder by its target: a training may make it link elsewhere at any time."""
+        """Replace a link to a local model's folder by its target, because training may change the link at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> Arguments:
@@ -143,7 +143,7 @@ class FlagParser(argparse.ArgumentParser):
         return Arguments(given, idle, **vars(parsed)), rest
 
     def error(self, message: str) -> None:
-        """End the process with argparse's message about a mistake, or if a flag is misspelt, with a message on that."""
+        """End the process with argparse's message, or with a hint if a flag is misspelt."""
         looks_like_flag = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
         # The message has no values, because they may be secret.
         if unknown := [

@@ -153,7 +153,7 @@ def make_file(
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
-    """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
+    """Describe skipped questions, identical options, and a number of questions that differs from the published one."""
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")

@@ -64,7 +64,7 @@ def refuse_other_questions(path: str | Path, responses: dict[str, Any], records:
     ]
     if differing:
         raise UserError(
-            f"{path}: answers other questions than the dataset's with the same ids: {first_five(differing)}\n"
+            f"{path}: answers different questions from the dataset's with the same ids: {first_five(differing)}\n"
             "  the dataset has changed since: rank it again if it is ranked, then make the responses again"
         )
 

@@ -35,7 +35,7 @@ def read_states(path: str, response_addr: str) -> States:
 
     settings, expected = settings_of(path), {"script": SCRIPT, "responses": file_hash(response_addr)}
     if not expected.items() <= settings.items():
-        problem = f"not the states of {response_addr} as it is now, according to the manifest beside it"
+        problem = f"not made from the current {response_addr}, according to the manifest beside it"
         raise UserError(f"{path}: {problem}\n  run {SCRIPT} on these responses")
     with safe_open(path, "numpy") as file:
         arrays = {kind: file.get_tensor(kind) for kind in "xuy"}
@@ -63,7 +63,7 @@ def refuse_states(states: States, settings: dict[str, Any], hashes: Collection[s
     Also raise it if a question has one of the `hashes`, which are of the questions that `learner` has seen.
     """
     if differing := differences(*({name: both[name] for name in MODEL} for both in (settings, states.settings))):
-        problem = f"other states than those that {learner} learned from: {differing}"
+        problem = f"different states from those that {learner} learned from: {differing}"
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):
         problem = f"{learner} was trained or chosen on {number} of its {len(states.questions)} questions"

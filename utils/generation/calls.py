@@ -306,7 +306,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     answered_by = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if answered_by:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in answered_by.most_common())
-        problem = f"replies name another model than the requested one: {by_model}"
+        problem = f"replies name a different model from the requested one: {by_model}"
         print(f"note: {problem} (of {count_noun(len(refusals), 'reply')})", file=sys.stderr)
         answered_by["the model asked"] = len(refusals) - answered_by.total()
     return {

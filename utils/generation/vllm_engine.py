@@ -289,7 +289,7 @@ class VLLMEngine:
     def _check_length(self, tokens: int) -> None:
         """Raise UserError for a request that the memory of this machine cannot hold: a larger one could."""
         if tokens > self._length:
-            problem = f"a request needs {tokens} tokens, but the memory beside the model's weights holds {self._length}"
+            problem = f"a request needs {tokens} tokens, but beside the weights, the memory has room for {self._length}"
             remedy = f"use more or larger GPUs, or skip longer prompts: --max_model_len {self._length}"
             raise UserError(f"{problem}\n  {remedy}")
 

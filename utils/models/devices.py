@@ -120,7 +120,7 @@ def _find_gpu() -> str | None:
     # According to their manuals, sbatch and srun set this variable for the step on its node. SLURM_JOB_GPUS is also set
     # in the shell that salloc opens on a login node, so it is not used.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
-    return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None
+    return f"SLURM allocated GPUs to this job ({count})" if count not in ("", "0") else None
 
 
 def _way_out(cuda: str | None) -> str:

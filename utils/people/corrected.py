@@ -52,7 +52,9 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
             f"{people_addr}: has no 'responses', the SHA-256 of the response file that people rated; add it"
         )
     if settings_of(score_addr).get("responses") not in (None, people["responses"]):
-        raise UserError(f"{people_addr}: people rated other responses than those in {score_addr}; rate the judged ones")
+        raise UserError(
+            f"{people_addr}: people rated different responses from those in {score_addr}; rate the judged ones"
+        )
     if (strategy := strategy_in_words(scores)) not in RATED:
         raise UserError(f"{score_addr}: has scores by {strategy}; --corrected needs scores by {' or '.join(RATED)}")
     entries = [entry for entry in scores["per_question_scores"] if entry["score"] is not None]

@@ -201,7 +201,7 @@ def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:
         )
     scores, rated = read_scores(path), results.key["systems"][0]["responses"]
     if settings_of(path).get("responses") not in (None, *rated):
-        raise UserError(f"{path}: has scores of other responses than the study's; judge the ones that were rated")
+        raise UserError(f"{path}: has scores of different responses from the study's; judge the ones that were rated")
     verdicts: dict[str, dict[str, int | None]] = {}
     for entry in scores["per_question_scores"]:
         for detail in entry["details"]:

@@ -159,9 +159,9 @@ def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Seque
     if isinstance(items, History) and "profile" in prompt.placeholders:
         raise ValueError("ask: these items are turns of a history, which come before the prompt; remove {profile}")
     if missing := prompt.placeholders - filled.keys() - {"profile"}:
-        raise ValueError(f"ask: the prompt has {in_braces(missing)}, but no value is given for it")
+        raise ValueError(f"ask: the prompt has {in_braces(missing)}, but no value was passed for it")
     if unused := values.keys() - prompt.placeholders:
-        raise ValueError(f"ask: a value is given for {in_braces(unused)}, which is not in the prompt")
+        raise ValueError(f"ask: a value was passed for {in_braces(unused)}, which is not in the prompt")
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:

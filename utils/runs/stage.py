@@ -177,7 +177,7 @@ class Stage:
                     calls is None or calls.get(role, {}).get("prompt_tokens", 0) != 0
                 )  # None: the server reports none
                 if asked and (store := model.completions.store).is_empty:
-                    problem = f"is gone; it had the completions of {file.path}, which has to be made again"
+                    problem = f"no longer exists, but {file.path} must be made again from its completions"
                     remedy = (
                         "pass the folder that has them (--completions), or add --overwrite to request all of them again"
                     )

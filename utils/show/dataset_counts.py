@@ -50,7 +50,7 @@ def read_columns(paths: list[str]) -> list[Column]:
     columns = {path: count_file(path) for path in paths}
     task = columns[paths[0]].task
     if others := [path for path, column in columns.items() if column.task != task]:
-        raise UserError(f"{others[0]}: has another task than {paths[0]} ({task.name}); use files of one task")
+        raise UserError(f"{others[0]}: has a different task from {paths[0]} ({task.name}); use files of one task")
     paper = task.files.paper_files()
     keys = {path: stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths}
     for path, column in columns.items():

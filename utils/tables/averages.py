@@ -22,7 +22,7 @@ def compare_averages(scores: dict[str, Scores]) -> tuple[list[float], str]:
     ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
     for path, judged_ids in zip(systems, ids, strict=True):
         if judged_ids != ids[0]:
-            raise UserError(f"{path}: has scores of other questions than {first_addr}; judge the same questions")
+            raise UserError(f"{path}: has scores of different questions from {first_addr}; judge the same questions")
     common = set.intersection(*({entry["id"] for entry in scored(system.questions)} for system in systems.values()))
     if not common:
         raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")

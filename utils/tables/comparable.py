@@ -77,7 +77,7 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
             conflict = conflict or (paths, first_paths)
     if conflict is not None:
         raise UserError(
-            f"{few(conflict[0])}: has other questions than {few(conflict[1])} with the same ids: "
+            f"{few(conflict[0])}: has different questions from {few(conflict[1])} with the same ids: "
             f"{first_five(differing)}\n"
             "  the question or what the judge sees with it differs (another commit of the dataset?); judge both on the "
             "same dataset"

@@ -355,6 +355,7 @@ def _check_same_responses(systems: Iterable[System]) -> None:
         hashes, others = ({settings_of(path).get("responses") for path in row.files} for row in (system, first))
         if None not in hashes | others and hashes != others:
             raise UserError(
-                f"--system {system.name!r}: {few(system.files)} has scores of other responses than {few(first.files)}\n"
+                f"--system {system.name!r}: {few(system.files)} has scores of different responses "
+                f"from {few(first.files)}\n"
                 "  a row must be one system: score the same responses with each metric"
             )
