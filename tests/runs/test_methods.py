@@ -180,7 +180,7 @@ def test_each_model_needs_its_completions(runs, role, is_emptied):
     if is_emptied:
         folder.mkdir()
     runs.write(TWO_MODELS + "# a comment\n")
-    with pytest.raises(UserError, match=f"{folder.name}: is gone; it had the completions of {runs.output}"):
+    with pytest.raises(UserError, match=f"{folder.name}: no longer exists, but {runs.output} must be made again"):
         runs.run(*other)
     assert len(runs.server.requests) == 26 and runs.run(*other, "--overwrite") == 13
 
