@@ -100,8 +100,7 @@ def test_a_changed_method_with_fewer_answers_replaces_nothing(runs, capsys, chan
     files = {path: path.read_bytes() for path in runs.output.parent.iterdir() if path.is_file()}
     runs.write(changed)
     assert runs.run("--trace", code=1) == 0
-    kept = f"{runs.output}: kept with its 13 answers, because this run made only {number}\n"
-        "  add --overwrite to replace the file\n"
+    kept = f"{runs.output}: kept with its 13 answers, because this run made only {number}\n  add --overwrite"
     assert kept in capsys.readouterr().err
     assert files == {path: path.read_bytes() for path in files}
     assert runs.run("--overwrite", code=1) == 0 and len(runs.answers) == (number or len(IDS))
