@@ -374,7 +374,7 @@ def test_what_is_not_a_reward_model_is_named(server, samples, tmp_path):
     with pytest.raises(UserError, match="has no /classify; serve the model with vLLM"):
         evaluate_responses.main([*flags, "--completions", str(tmp_path / "c"), "--overwrite"])
     for model, match in (
-        (save_classifier(tmp_path, labels=2), "reward: has 2 labels; a reward model has one"),
+        (save_classifier(tmp_path, labels=2), "reward: has 2 labels, but a reward model must have exactly one"),
         (tmp_path / "chat", "chat: not a sequence classifier; use a reward model"),
         (tmp_path / "none", "none: no such folder"),
     ):

@@ -100,9 +100,7 @@ def test_a_changed_method_with_fewer_answers_replaces_nothing(runs, capsys, chan
     files = {path: path.read_bytes() for path in runs.output.parent.iterdir() if path.is_file()}
     runs.write(changed)
     assert runs.run("--trace", code=1) == 0
-    kept = (
-        f"{runs.output}: kept, with its 13 answers: this run gave {number} of these\n  --overwrite replaces the file\n"
-    )
+    kept = f"{runs.output}: kept with its 13 answers, because this run made only {number}\n  add --overwrite"
     assert kept in capsys.readouterr().err
     assert files == {path: path.read_bytes() for path in files}
     assert runs.run("--overwrite", code=1) == 0 and len(runs.answers) == (number or len(IDS))
@@ -115,7 +113,7 @@ def test_new_answers_do_not_make_up_for_old_ones(runs, capsys):
     runs.write(ONE_CALL.replace("    return", f"    assert record['id'] not in {IDS[:5]}\n    return"))
     runs.run(code=1)
     assert runs.output.read_bytes() == before
-    assert "kept, with its 5 answers: this run gave 0 of these" in capsys.readouterr().err
+    assert "kept with its 5 answers, because this run made only 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_each_model_needs_its_completions(runs, role, is_emptied):
     if is_emptied:
         folder.mkdir()
     runs.write(TWO_MODELS + "# a comment\n")
-    with pytest.raises(UserError, match=f"{folder.name}: is gone; it had the completions of {runs.output}"):
+    with pytest.raises(UserError, match=f"{folder.name}: no longer exists, but {runs.output} must be made again"):
         runs.run(*other)
     assert len(runs.server.requests) == 26 and runs.run(*other, "--overwrite") == 13
 
@@ -225,7 +223,7 @@ def test_an_outage_without_the_store_replaces_nothing(runs, capsys):
     runs.server.reply = lambda request: Reply("no", status=503)
     runs.run("--max_retries", "1", code=1)
     assert runs.output.read_bytes() == before
-    assert "kept, with its 12 answers: this run gave" in capsys.readouterr().err
+    assert "kept with its 12 answers, because this run made only" in capsys.readouterr().err
 
 
 def test_a_server_that_is_gone_is_noticed_behind_stored_calls(runs, capsys):
@@ -284,7 +282,7 @@ def test_a_method_that_gives_other_answers_gets_no_trace(runs, monkeypatch):
     monkeypatch.setenv("A_TEXT", "one")
     runs.run()
     monkeypatch.setenv("A_TEXT", "two")
-    with pytest.raises(UserError, match="the method gives other answers now\n  --overwrite replaces the file"):
+    with pytest.raises(UserError, match="the method now makes other answers\n  add --overwrite to replace the file"):
         runs.run("--trace")
     assert not list(runs.output.parent.glob("*.trace*")) and runs.answers[IDS[0]][0]["output"] == "one"
 
@@ -366,7 +364,7 @@ async def answer(record, ask):
     assert "the method failed on 1 record; fix it and run the command again" in errors
     words = ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--evaluator_llm", "j", "--openai"]
     words += ["--api_key_addr", runs.folder / "key.txt", "--score_addr", runs.folder / "s.json"]
-    with pytest.raises(UserError, match=r"1 answer is missing because the method failed on 1 q.*\n  correct"):
+    with pytest.raises(UserError, match=r"1 answer is missing because the method failed on 1 q.*\n  fix"):
         evaluate_responses.main(list(map(str, words)))
     runs.write(TWO_CALLS)
     assert runs.run() == 2 and set(runs.answers) == set(IDS)

@@ -191,7 +191,7 @@ def test_methods_that_a_study_does_not_know_are_refused_before_it_begins(tmp_pat
             f"METHODS: {tmp_path}/rag.py: rag is the name of an included method",
         ),
         (f"{tmp_path}/mine.py {tmp_path}/a/mine.py", "METHODS: two are called mine\n"),
-        ("", "METHODS is empty; give some of: none "),
+        ("", "METHODS is empty; use some of: none "),
     ):
         done = study(name, OUT=tmp_path / "out", METHODS=methods)
         assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(f"error: {message}")

@@ -267,7 +267,7 @@ def test_a_killed_selection_leaves_nothing_and_is_repeated(warm, world):
     world.select("test")
     expected = world.path("best.json").read_bytes()
     flags = world.selection("test", output="again.json")
-    run = warm.run("utils/select_responses.py", flags, do=AFTER.format(name="numbers_of", number=70))
+    run = warm.run("utils/select_responses.py", flags, do=AFTER.format(name="predict", number=70))
     assert run.returncode == -signal.SIGKILL and not world.path("again.json").exists()
     assert warm.run("utils/select_responses.py", flags).returncode == 0
     assert world.path("again.json").read_bytes() == expected
