@@ -92,7 +92,8 @@ def read_api_key(path: str | None) -> str:
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not key:
-            raise UserError("no API key: set OPENAI_API_KEY, or pass its file (--api_key_addr, for a planner --planner_api_key_addr)")
+            flags = "--api_key_addr, for a planner --planner_api_key_addr"
+            raise UserError(f"no API key: set OPENAI_API_KEY, or pass the key's file ({flags})")
     elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
