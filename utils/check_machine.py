@@ -2,8 +2,8 @@
 
   python3 utils/check_machine.py requirements-cpu.txt
 
-Prints nothing if it can, else one line on stderr with the problem and a remedy, and exits with code 1. The syntax is
-old, so that old Pythons can run this file and report that they are too old.
+Prints nothing if it can, else one line on stderr with the problem and a remedy, and exits with code 1; without the name
+of a file with 2. The syntax is old, so that old Pythons can run this file and report that they are too old.
 """
 
 import os
@@ -52,6 +52,9 @@ def has_avx2():
 
 def main(argv):
     """Check this machine and return the exit code."""
+    if len(argv) != 1 or not os.path.isfile(argv[0]):
+        sys.stderr.write("error: give a requirements file: python3 utils/check_machine.py requirements-cpu.txt\n")
+        return 2
     with open(argv[0]) as file:
         kind = "cpu" if any(line.startswith("torch==") and "+cpu" in line for line in file) else "gpu"
     name, version = platform.libc_ver()
