@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.check_machine import find_problem
+from utils.check_machine import find_problem, main
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, like names that begin with a dot
@@ -237,6 +237,12 @@ HERE = {"system": "Linux", "glibc": (2, 28), "python": (3, 11), "has_avx2": True
 def test_a_missing_requirement_is_one_line_with_a_remedy(other, missing, way_out):
     problem = find_problem("cpu", **HERE | other)
     assert problem.startswith(missing) and way_out in problem and "\n" not in problem
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["missing.txt"]])
+def test_the_check_asks_for_a_file(capsys, arguments):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: give a requirements file: python3 utils/check_machine.py")
 
 
 def test_the_check_runs_on_pythons_that_are_too_old():

@@ -2,8 +2,8 @@
 
   python3 utils/check_machine.py requirements-cpu.txt
 
-If it cannot, print one line with the problem and a remedy on stderr, and exit with code 1. The syntax is old, so that
-an old Python can run this file and report that it is too old.
+Prints nothing if it can. Otherwise prints one line with the problem and a remedy on stderr, and exits with 1; without
+the name of a file, with 2. The syntax is old, so that an old Python can run this file and report that it is too old.
 """
 
 import os
@@ -52,6 +52,9 @@ def has_avx2():
 
 def main(argv):
     """Check this machine and return the exit code."""
+    if len(argv) != 1 or not os.path.isfile(argv[0]):
+        sys.stderr.write("error: give a requirements file: python3 utils/check_machine.py requirements-cpu.txt\n")
+        return 2
     with open(argv[0]) as file:
         kind = "cpu" if any(line.startswith("torch==") and "+cpu" in line for line in file) else "gpu"
     name, version = platform.libc_ver()

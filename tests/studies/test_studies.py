@@ -281,6 +281,9 @@ def test_a_method_of_ones_own_is_trained_in_its_role(commands_of, tmp_path):
         done = study("rl", METHOD=tmp_path / name, OUT=tmp_path / "x")
         assert done.returncode == 2 and done.stderr.startswith(f"error: METHOD={tmp_path}/{name}: ")
     assert study("rl", OUT=tmp_path / "x").stderr.startswith("error: METHOD=: must be the file of a method")
+    (tmp_path / "mine.py").touch()
+    done = study("rl", METHOD=tmp_path / "mine.py", OUT=tmp_path / "x", REWARD="--own 1 --own_addr no.py --score 0")
+    assert (done.returncode, done.stderr) == (2, "error: REWARD: --own_addr no.py: no such file\n")
 
 
 @pytest.mark.slow

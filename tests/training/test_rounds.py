@@ -413,19 +413,19 @@ def test_a_greedy_call_is_left_out_and_an_unknown_temperature_is_taken_as_1(fold
     assert f"{len(examples)} calls at the model's default temperature, taken as 1; sample with --temperature 1" in notes
 
 
-WHOLE = "but training uses the full distribution; to match, sample without"
+WHOLE = "but training uses the full distribution; to match, sample with"
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"top_p": 0.95}, f"--top_p 0.95, {WHOLE} it"),
-        ({"top_k": 20, "top_p": 1.0}, f"--top_k 20, {WHOLE} it"),
+        ({"top_p": 0.95}, f"--top_p 0.95, {WHOLE} --top_p 1"),
+        ({"top_k": 20, "top_p": 1.0}, f"--top_k 20, {WHOLE} --top_k 0"),
         ({"min_p": 0.1, "top_p": 1.0, "model": [["generator", "policy", {"top_p": 0.5}]]},
-         f"--top_p 0.5 and --min_p 0.1, {WHOLE} them"),
-        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, f"top_k 5, {WHOLE} it"),
+         f"--top_p 0.5 and --min_p 0.1, {WHOLE} --top_p 1 and --min_p 0"),
+        ({"extra_body": {"top_k": 5}, "top_p": 1.0}, f"top_k 5, {WHOLE} top_k 0"),
         ({"extra_body": {"repetition_penalty": 1.1, "frequency_penalty": 0.5}, "top_p": 1.0},
-         f"frequency_penalty 0.5 and repetition_penalty 1.1, {WHOLE} them"),
+         f"frequency_penalty 0.5 and repetition_penalty 1.1, {WHOLE} frequency_penalty 0 and repetition_penalty 1"),
         ({"top_p": 1.0, "top_k": -1, "min_p": 0.0, "extra_body": {}}, None),
         # `--top_p default` may be below 1, by the model's generation_config.json.
         ({"top_p": None}, "the model's default top_p, taken as 1; sample with --top_p 1"),

@@ -18,6 +18,9 @@ name=${name%.py}
 if [[ " $trained " == *" ${name}_rl "* ]]; then
     echo "error: METHOD=$METHOD: ${name}_rl is the name of an included method; rename the file" >&2 && exit 2
 fi
+if [[ ${REWARD-} =~ --own_addr[=\ ]([^ ]+) && ! -f ${BASH_REMATCH[1]} ]]; then
+    echo "error: REWARD: --own_addr ${BASH_REMATCH[1]}: no such file" >&2 && exit 2
+fi
 own[$name]=$METHOD
 titles[$name]="$name, untrained" titles[${name}_rl]="$name, trained"
 trained+=" ${name}_rl"

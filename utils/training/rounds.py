@@ -220,15 +220,15 @@ def note_restricted_sampling(args: Namespace) -> None:
         neutral |= {"temperature": (None, 1), "max_retries": (None, 0), "constrained_decoding": (None, "never")}
     more = flags.get("extra_body") or {}
     given = {**flags, **more}
-    restricted = [f"{'' if name in more else '--'}{name} {given[name]}" for name, values in neutral.items()
-                  if given.get(name) not in values]  # fmt: skip
+    restricted = {name if name in more else f"--{name}": (given[name], values[1]) for name, values in neutral.items()
+                  if given.get(name) not in values}  # fmt: skip
     if not is_first_process():
         return
     path = args.trace_addr or args.response_addr
     if restricted:
-        what = f"sampled with {' and '.join(restricted)}, but training uses the full distribution"
-        them = "it" if len(restricted) == 1 else "them"
-        print(f"note: {path}: {what}; to match, sample without {them}", file=sys.stderr)
+        used, wanted = (" and ".join(f"{flag} {values[i]}" for flag, values in restricted.items()) for i in (0, 1))
+        what = f"sampled with {used}, but training uses the full distribution"
+        print(f"note: {path}: {what}; to match, sample with {wanted}", file=sys.stderr)
     if "top_p" in given and given["top_p"] is None:
         what = "sampled with the model's default top_p, taken as 1"
         print(f"note: {path}: {what}; sample with --top_p 1", file=sys.stderr)
