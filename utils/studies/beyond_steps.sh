@@ -41,7 +41,7 @@ compare() { # STUDY METHOD...: train and answer with these methods, or with METH
                     planpers) train ;;
                     offline_rl | dpo) offline_rl "$method" ;;
                     vac | grasp | ranker | rubric_best | pr2 | iap | planner_rl) "$method" ;;
-                    *_rl) reinforce "$method" "$model" "" "--temperature 1" "--role $role" "${REWARD-}" ;; # rl.sh
+                    *_rl) reinforce "$method" "$model" "" "--temperature 1 --top_p 1" "--role $role" "${REWARD-}" ;; # rl.sh
                 esac
                 [[ " $selected " == *" $method "* ]] || answer "$method"
             done
@@ -195,7 +195,7 @@ iap() { # the policy writes the intent before the answer, and learns to answer d
 
 planner_rl() { # the planner learns from the scores of the answers; the generator does not change
     train
-    reinforce planner_rl "$OUT/planner/$category/best" "planner/$category" "--temperature 1" "--role planner" "" \
+    reinforce planner_rl "$OUT/planner/$category/best" "planner/$category" "--temperature 1 --top_p 1" "--role planner" "" \
         samples.json.plans.json
 }
 
