@@ -77,7 +77,6 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
         scores = [question["details"][number]["score"] for question in per_question]
         means[name] = mean([score for score in scores if score is not None])
     head = summarize_scores(per_question)
-    head["num_unscored"] = (
-        len(per_question) - head["num_scored_questions"]
-    )  # a missing verdict counts once, not four times
+    # A missing verdict counts once, not once per criterion.
+    head["num_unscored"] = len(per_question) - head["num_scored_questions"]
     return {"strategy": "personal", **head, "means": means}
