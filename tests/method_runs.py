@@ -1,4 +1,4 @@
-"""Runs of a user's own method over the API on loopback."""
+"""Fixtures that run a user's own method with an API on loopback."""
 
 import hashlib
 import json
@@ -70,7 +70,7 @@ def server():
 
 
 class Runs:
-    """Runs of one method's file."""
+    """Runs baselines.py with one method file, which a test may rewrite."""
 
     def __init__(self, folder, server):
         self.folder, self.server = folder, server
@@ -88,7 +88,7 @@ class Runs:
         return [*flags, *map(str, more)]
 
     def run(self, *more, code=0, **addresses):
-        """Run it in this process, and return the number of requests."""
+        """Run the method in this process, and return the number of its requests."""
         before = len(self.server.requests)
         assert baselines.main(self.flags(*more, **addresses)) == code
         return len(self.server.requests) - before
@@ -149,7 +149,7 @@ class Failing(Scripted):
 
 
 def failing_generator(monkeypatch, fails):
-    """Open two engines in turn; the generator's fails."""
+    """Make every run use scripted engines, one at a time; the generator's fails when `fails` returns true."""
     log, error = [], UnavailableError("the server failed")
 
     def open_engines(roles, asked):

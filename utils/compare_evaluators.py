@@ -5,17 +5,17 @@
       --evaluator "Direct, 32B" planpers_direct.json rag_direct.json \\
       --evaluator "Pairwise, 32B" planpers_rag_pairs.json
 
-An evaluator is a name and the score files of two systems by evaluate_responses.py, or one pairwise file. If each
-category has its own files, repeat --evaluator with the same name for each category. First and second must be the same
-systems for all evaluators and for the humans. The humans' file is the output of utils/human_evaluation.py --collect, or
-an object with a choice per question, or a list of the raters' choices per question:
+An evaluator has a name and two score files of evaluate_responses.py, one per system, or one pairwise score file. If
+each category has its own files, repeat --evaluator with the same name for each category. The first and the second
+system must be the same for all evaluators and for the humans. The human file is the output of
+utils/human_evaluation.py --collect, or an object that maps each question to one choice or to a list of raters' choices:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
 The humans' outcome on a question is the choice of more than half of the raters, else a tie. The tables go to stdout.
 
-How often judges prefer the chosen response of a pair (--preferred); and whether judges give the same verdicts on the
-same responses and rank three or more systems in the same order (--systems):
+--preferred measures how often judges prefer the chosen response of a pair. --systems measures whether judges give the
+same verdicts on the same responses and rank three or more systems in the same order:
 
   python utils/compare_evaluators.py --preferred "Aspects, 32B" chosen_scores.json rejected_scores.json \\
       --preferred "Pairwise, 32B" chosen_rejected_pairs.json
@@ -23,8 +23,9 @@ same responses and rank three or more systems in the same order (--systems):
       --systems "Aspects, 32B" none_scores.json rag_scores.json planpers_scores.json \\
       --systems "Direct, 32B" none_direct.json rag_direct.json planpers_direct.json
 
-Systems' scores corrected by people's verdicts on some of their answers (human_evaluation.py --ask verdicts, --collect;
-for BESPOKE, people's scores as downloaded), and how the judge agrees with people:
+--corrected corrects systems' scores by people's verdicts on some of their answers, and measures how well the judge
+agrees with people. The verdicts come from human_evaluation.py (--ask verdicts, then --collect); for BESPOKE, they are
+people's scores, which download_datasets.py saves:
 
   python utils/compare_evaluators.py --corrected RAG rag_scores.json rag_people.json \\
       --corrected PlanPers planpers_scores.json planpers_people.json
@@ -181,7 +182,7 @@ def check_files(flag: str, arguments: list[list[str]], human_addr: str | None) -
     is_alone = len({one_line(name) for name, *_ in arguments}) < 2
     if is_alone and human_addr is None and flag != "--preferred":
         more = "add another one" + (", or --human_addr" if flag == "--evaluator" else "")
-        raise UserError(f"{flag}: a single evaluator has nothing to compare with; {more}")
+        raise UserError(f"{flag}: a single evaluator has nothing to be compared with; {more}")
     return inputs
 
 
@@ -207,7 +208,7 @@ def read_evaluators(flag: str, arguments: list[list[str]], unscored_as_zero: boo
 
 
 def check_strategies(flag: str, evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Raise UserError unless the files have the evaluator's strategy and are as many as it and the flag need."""
+    """Raise UserError unless all files have the evaluator's strategy, and their number fits it and the flag."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if flag == "--systems":
         is_right = evaluator.metric.pooled is None
@@ -256,8 +257,8 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             raise UserError(f"{human.path}: has {both}\n  use human choices for the questions in these files")
         with_hashes = filter(None, map(judged_responses, evaluator.files))
         for place, judged in enumerate(zip(*with_hashes, strict=True)):
-            # The humans' file has no responses of categories that they were not asked about.
             digests = {digest for _, digest in judged}
+            # One response file in common is enough: the humans may have rated only some categories.
             if seen and digests.isdisjoint(seen):
                 raise UserError(
                     f"{judged[0][0]}: scores different answers from those in {human.path}\n"

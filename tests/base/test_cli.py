@@ -27,13 +27,13 @@ SCRIPTS = sorted(
     for folder in FOLDERS
     for path in folder.glob("*.py")
     if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
-    and path.name != "check_machine.py"  # of the Makefile, also for Pythons that are too old for the others
+    and path.name != "check_machine.py"  # `make setup` runs it, even with a Python that is too old for the others
 )
 HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "datasets", "huggingface_hub", "tiktoken",
          "matplotlib")  # fmt: skip
 
 
-ARRAY = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "7"}  # of --array=5-8, the third task
+ARRAY = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "7"}  # as in the third task of --array=5-8
 
 
 @pytest.fixture(autouse=True)
@@ -147,16 +147,16 @@ DERIVED = [
 ]
 DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # each script describes its own model
-    "--max_model_len": SCRIPTS,  # likewise its default
-    "--temperature": ["evaluate_responses.py", "utils/build_personamem.py"],  # a judge is greedy; inventing is not
-    "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
+    "--max_model_len": SCRIPTS,  # and its default
+    "--temperature": ["evaluate_responses.py", "utils/build_personamem.py"],  # only verdicts are greedy
+    "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # verdicts are short, conversations long
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
         "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
         "utils/human_evaluation.py", "utils/draw_questions.py",
     ],
-    "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
-    "--overwrite": [  # commands without a model store no completions; tables and figures have no settings
+    "--cache_dir": ["utils/download_datasets.py"],  # its default is the folder in the paper's README
+    "--overwrite": [  # each help text says what that script may replace
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
         "utils/draw_questions.py", "utils/rounds_table.py",
     ],
@@ -166,7 +166,7 @@ DIFFERENT_ON_PURPOSE = {
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
     "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # no model is used
     "--planner_target": ["planpers.py"],  # what the planner was trained with
-    "--ranker": ["retrieval/rank_dataset.py"],  # it ranks posts; the other one, a trained model, ranks responses
+    "--ranker": ["retrieval/rank_dataset.py"],  # a method for ranking posts; elsewhere, a trained model
 }  # fmt: skip
 
 
@@ -510,7 +510,7 @@ def script_of(body):
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("from utils.base.errors import EngineDiedError as E; raise E('it died')", 1, "error: it died\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
-        # Texts of servers, files and models do not control the terminal.
+        # Text from servers, files and models cannot control the terminal.
         (r"raise UserError('a\x1b[2J\x9b1m\r\x07é\n  b\u202e')", 2, "error: a\\x1b[2J\\x9b1m\\r\\x07é\n  b\\u202e\n"),
         (r"raise OSError(28, 'full', 'a\x1b[2J')", 2,
          f"error: a\\x1b[2J: full\n  free some space on its disk; {cli.RESUME_HINT.partition('; ')[2]}\n"),
@@ -556,7 +556,7 @@ SHELLS = [
 
 @pytest.mark.parametrize(("shell", "code", "shown"), SHELLS)
 def test_a_stream_that_cannot_be_written_ends_a_run_without_a_traceback(tmp_path, shell, code, shown):
-    """A closed one, or one that lacks some characters, does not end it."""
+    """A closed stream, or an encoding without some of the characters, does not end the run."""
     loop = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr) for _ in range(30_000)]; "
     loop += f"open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
     (tmp_path / "script.py").write_text(script_of(loop), encoding="utf-8")
@@ -628,7 +628,7 @@ def test_a_task_of_an_array_does_a_shard_only_if_asked(monkeypatch, capsys, word
 @pytest.mark.parametrize(
     ("environment", "is_told"),
     [
-        ({"RANK": "3"}, True),  # of the user's own array
+        ({"RANK": "3"}, True),  # set by the user, not by a launcher
         ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "3"}, True),
         ({**LAUNCHED, "RANK": "15", "WORLD_SIZE": "16"}, False),
         ({**LAUNCHED, "WORLD_SIZE": "16"}, True),

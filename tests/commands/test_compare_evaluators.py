@@ -216,7 +216,7 @@ class TestHumans:
         ("--human_addr others.json --evaluator A a.json b.json",
          "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  use human choices"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),
-        ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to compare with; add another"),
+        ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to be compared with; add another"),
         ("AB --evaluator P p.json", "p.json: its system 1 is system 2 in b.json\n  list "),
     ],
 )  # fmt: skip

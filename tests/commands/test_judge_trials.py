@@ -204,7 +204,7 @@ def test_verdicts_of_two_judges_agree_as_sklearn_says(study):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--systems A 0.json 1.json 2.json", "--systems: a single evaluator has nothing to compare with; add another"),
+        ("--systems A 0.json 1.json 2.json", "--systems: a single evaluator has nothing to be compared with; add"),
         ("--systems A 0.json 1.json 2.json --systems B 3.json", "--systems 'B': has 1 file, but 'A' has 3; each"),
         ("--systems A 0.json 1.json 2.json --systems B 3.json 5.json 4.json", "5.json: its system 2 is system 3 in 2"),
         ("--systems A 0.json 1.json 2.json --systems B 3.json 4.json 6.json", "6.json: scores different answers from"),

@@ -1,4 +1,4 @@
-"""make_table.py --length: against a regression by matrices, and on simulated answers whose length or content counts."""
+"""make_table.py --length, compared with a regression by matrices, and on answers whose length or content counts."""
 
 import csv
 import io
@@ -54,7 +54,7 @@ def simulated(dice, content, of_length, users=None):
 @pytest.mark.parametrize("of_length", [0.0, 0.2])
 @pytest.mark.parametrize("by_user", [False, True])
 def test_intervals_hold_the_effect_of_content(content, of_length, by_user):
-    """Of 400 simulations, 95% are expected; 92% to 98% are within three standard errors."""
+    """In 95% of simulations the interval should hold it; with 400, 92% to 98% is within three standard errors."""
     dice, held = np.random.default_rng(7), 0
     users = np.repeat(np.arange(30), 4) if by_user else None
     for _ in range(400):
@@ -65,14 +65,14 @@ def test_intervals_hold_the_effect_of_content(content, of_length, by_user):
     assert 0.92 <= held / 400 <= 0.98
 
 
-def test_what_cannot_be_had_is_missing():
+def test_a_figure_that_cannot_be_computed_is_none():
     assert at_equal_length([[]], [[]]) is None
     assert at_equal_length([[0.1, 0.2, 0.3]], [[0.5, 0.5, 0.5]]) is None
     assert at_equal_length([[0.1, 0.2]], [[0.0, 0.5]]).interval is None
 
 
 def files(tmp_path):
-    """Two systems whose scores only depend on the words; the first writes twice as many. The third lacks words."""
+    """Two systems whose scores depend only on word counts; the first writes twice as much. The third has no counts."""
     dice, paths = np.random.default_rng(1), []
     for name, factor in (("long", 2), ("short", 1), ("older", 0)):
         entries = []
@@ -89,7 +89,7 @@ def files(tmp_path):
     return paths
 
 
-def test_a_table_that_length_misleads(tmp_path, capsys):
+def test_a_difference_due_to_length_vanishes_at_equal_length(tmp_path, capsys):
     long, short, older = files(tmp_path)
     flags = ["--system", "Long", long, "--system", "Short", short, "--baseline", "Short", "--allow_partial"]
     assert make_table.main([*flags, "--length"]) == 0

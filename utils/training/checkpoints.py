@@ -133,9 +133,8 @@ def is_interim(args: Any, step: int) -> bool:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink(
-        missing_ok=True
-    )  # first, so that a half-deleted folder does not look complete
+    # The manifest goes first, so that a half-deleted folder does not look complete.
+    (checkpoint / "manifest.json").unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
 

@@ -56,7 +56,7 @@ class Signals:
             self.first = time.monotonic()
             if cli.is_first_process():
                 with suppress(OSError):  # not print, which the signal may have interrupted
-                    os.write(sys.stderr.fileno(), b"stopping once a step is saved; a second signal leaves now\n")
+                    os.write(sys.stderr.fileno(), b"stopping once a step is saved; a second signal ends the run now\n")
         elif time.monotonic() - self.first > SAME_SIGNAL:
             os._exit(cli.INTERRUPTED)
 
@@ -117,9 +117,9 @@ class Recorder(TrainerCallback):
         figures = state.log_history[-1]
         if not math.isfinite(norm := figures.get("grad_norm", 0.0)):
             raise UserError(
-                f"step {state.global_step}: the gradient norm is {norm}, so this step cannot train anything; "
+                f"step {state.global_step}: the gradient norm is {norm}, so training cannot continue; "
                 "checkpoints of earlier steps are kept\n"
-                "  run the same command again; if the same step fails, lower --learning_rate in another --output_dir,\n"
+                "  run the same command again; if it fails again, use a lower --learning_rate and a new --output_dir,\n"
                 "  or run make test-gpu, which checks that the GPU computes attention correctly (docs/gpu.md)"
             )
         if state.is_world_process_zero:
@@ -129,7 +129,7 @@ class Recorder(TrainerCallback):
             batches = {"batches": f"0/{size}"} if size > 1 else {}
             self._progress.update(1, loss=f"{figures['loss']:.3f}", **batches)
             if state.global_step == state.max_steps:
-                self._progress.close()  # before the last saving and evaluating
+                self._progress.close()  # before the last save and evaluation
 
     def _write(self, figures: dict[str, Any]) -> None:
         kept = {name: figures[name] for name in LOG_FIELDS if name in figures}
@@ -160,10 +160,10 @@ class Recorder(TrainerCallback):
             return
         checkpoint = self._run.folder / f"checkpoint-{step}"
         (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's empty template
-        shutil.rmtree(
-            checkpoint / "ref", ignore_errors=True
-        )  # TRL's copy of the reference model, which every start makes again
-        with suppress(OSError):  # safetensors makes files private; some file systems have no modes
+        # TRL's copy of the reference model, which every start makes again.
+        shutil.rmtree(checkpoint / "ref", ignore_errors=True)
+        # Only the owner can read the files that safetensors writes; some file systems have no permissions to copy.
+        with suppress(OSError):
             for weights in checkpoint.glob("*.safetensors"):
                 shutil.copymode(checkpoint / "trainer_state.json", weights)
         sync_folder(checkpoint)  # after a power cut, it is complete or has no manifest
@@ -173,9 +173,9 @@ class Recorder(TrainerCallback):
         last = step - step % args.save_steps if is_interim(args, step) else step
         for earlier in find_checkpoints(self._run.folder):
             number = step_of(earlier)
-            is_whole = read_folder_manifest(earlier) is not None and not is_interim(args, number)
+            is_regular = read_folder_manifest(earlier) is not None and not is_interim(args, number)
             is_kept = self._selection.keeps_all or best["best_step"] in (None, number) or number == last
-            if number < step and not (is_whole and is_kept):
+            if number < step and not (is_regular and is_kept):
                 remove_checkpoint(earlier)
 
     def best(self, state: Any) -> dict[str, Any]:

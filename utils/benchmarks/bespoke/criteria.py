@@ -1,7 +1,7 @@
 """The judge of personalization: four scores from 1 to 5 for a response, from one verdict. Pure.
 
-A question's score is (mean of the four - 1) / 4: from 0, if all are 1, to 1, if all are 5. A text without one of the
-four is not a verdict, so the judge is asked again (the public code keeps it, with null).
+A question's score is (mean of the four - 1) / 4: 0 if all are 1, and 1 if all are 5. A reply that lacks any of the four
+is not a verdict, so the judge is asked again (the public code keeps the reply, with null for the missing score).
 """
 
 import json
@@ -21,10 +21,10 @@ SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": [*_PROPERTIES
 
 
 def parse_scores(text: str, cut: bool = False) -> Parsed:
-    """Read the four scores; the value is a score by criterion, or None if one is missing or refused.
+    """Read the four scores; the value maps each criterion to its score, or is None if a score is missing or invalid.
 
-    All four are in one complete JSON object, the last with one of them. Nothing outside an object counts: the judge may
-    repeat the scores of the examples. A text that was cut must end with its object.
+    All four must be in one complete JSON object: the last object that has any of them. Text outside it is ignored,
+    because the judge may repeat the scores of the examples. A text that was cut must end with this object.
     """
     found, own = readers.own_object(text, *_FIELDS)
     if found is None or (cut and not own.rstrip("` \n").endswith("}")):
@@ -58,9 +58,9 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return (mean of the four scores - 1) / 4 of an entry's details; ValueError if one of the four is not there."""
+    """Return (mean of the four scores - 1) / 4 of an entry's details; ValueError if they are not four valid scores."""
     if [detail.get("criterion") for detail in details if isinstance(detail, dict)] != [*CRITERIA]:
-        raise ValueError(f"field 'details' is not a score on each of {', '.join(CRITERIA)}")
+        raise ValueError(f"field 'details' must have one score for each of {', '.join(CRITERIA)}, in this order")
     scores = [detail.get("score") for detail in details]
     for score in scores:
         if score is not None and (type(score) is not int or score not in LEVELS):
@@ -77,5 +77,6 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
         scores = [question["details"][number]["score"] for question in per_question]
         means[name] = mean([score for score in scores if score is not None])
     head = summarize_scores(per_question)
-    head["num_unscored"] = len(per_question) - head["num_scored_questions"]  # verdicts, not scores
+    # A missing verdict counts once, not once per criterion.
+    head["num_unscored"] = len(per_question) - head["num_scored_questions"]
     return {"strategy": "personal", **head, "means": means}
