@@ -600,7 +600,10 @@ async def answer(record, ask):
             "async def answer(record, ask):\n    return await ask('none', n=0)\n",
             "ask: n is 0; it must be a whole number, 1 or more",
         ),
-        ("async def answer(r, ask):\n    return await ask('none', max_tokens=-5)\n", "ask: max_tokens is -5; give"),
+        (
+            "async def answer(r, ask):\n    return await ask('none', max_tokens=-5)\n",
+            "ask: max_tokens is -5; it must be",
+        ),
         ("import re\n\nasync def answer(r, ask):\n    return await ask('Say', parse=re.compile('x').search)\n", ""),
         (
             "import asyncio\n\nasync def fail():\n    raise KeyError('deep')\n\nasync def answer(r, ask):\n"

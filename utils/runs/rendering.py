@@ -134,12 +134,11 @@ def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Pro
 def _check(items: Any, parse: Any, overrides: Mapping[str, Any]) -> None:
     if isinstance(items, str):
         raise ValueError("ask: items is a single text; pass a list of texts")
-    for flag, value, kinds in (
-        ("max_tokens", overrides.get("max_tokens", 1), int),
-        ("temperature", overrides.get("temperature", 0), float | int),
-    ):
-        if not isinstance(value, kinds) or not (flag == "max_tokens") <= value < inf:  # also not NaN
-            raise ValueError(f"ask: {flag} is {value!r}; it must be a number")
+    tokens, temperature = overrides.get("max_tokens", 1), overrides.get("temperature", 0)
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ValueError(f"ask: max_tokens is {tokens!r}; it must be a whole number, 1 or more")
+    if not isinstance(temperature, float | int) or not 0 <= temperature < inf:  # also not NaN
+        raise ValueError(f"ask: temperature is {temperature!r}; it must be a number, 0 or more")
     stop = overrides.get("stop", ["text"])
     is_list = isinstance(stop, list | tuple) and len(stop) > 0
     if not is_list or not all(isinstance(text, str) and text and is_unicode(text) for text in stop):
