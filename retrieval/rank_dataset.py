@@ -86,11 +86,12 @@ def build_parser() -> FlagParser:
         "recency: latest first, or the file's order reversed if there are no dates; random: seeded; "
         "hybrid: dense and recency in turn (%(default)s)")
     add("--use_date", action=argparse.BooleanOptionalAction,
-        help="add each item's date to the text that the ranker reads (default: on for LaMP's time-based split, by "
-        "the dataset's manifest)")
+        help="add each item's date to the text that the ranker reads (default: on if the dataset's manifest says that "
+        "it is LaMP's time-based split)")
     add("--other_profile", choices=["random", "similar"],
         help="use another user's profile for every question. random: the paper's control; similar: the one "
-        "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
+        "of the same category whose posts are most like the question; needs --ranker dense or bm25 (default: the "
+        "asker's own)")
     add("--unit", choices=UNITS,
         help="rank the messages or the sessions of a history (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
@@ -105,8 +106,8 @@ def build_parser() -> FlagParser:
     add = group.add_argument
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
-        help="texts of 512 tokens per batch; of shorter texts, a batch holds more (default: 64 on a GPU; on a CPU 2 "
-        "per core, which is also the maximum there)")
+        help="512-token texts per batch; shorter texts make larger batches (default: 64 on a GPU, 2 per core on a CPU, "
+        "where it is also the maximum)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="type of the weights; bfloat16 is faster and ranks slightly differently (%(default)s)")
@@ -148,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     set_up_allocator()
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
     if args.other_profile == "similar" and args.ranker not in SIMILAR:
-        raise UserError(f"--other_profile similar: needs --ranker {' or '.join(SIMILAR)}, which compares texts")
+        raise UserError(f"--other_profile similar: needs --ranker {' or '.join(SIMILAR)}, which compare texts")
     output, task = Path(args.output_dataset_addr), read_task(args.input_dataset_addr)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     ranked = RankedFile(args, settings := settings_of_ranking(args, task, pooling))
@@ -170,7 +171,6 @@ def main(argv: list[str] | None = None) -> int:
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(ranked.keys), pooling)
         return 0
-        return 0
     # Named after the ranker, because an encoder may have several names.
     store = ModelStore(output.parent / "orders", args.ranker, settings)
     with closing(ranked), closing(store), closing(cache) if cache else nullcontext():
@@ -182,10 +182,11 @@ def main(argv: list[str] | None = None) -> int:
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
             counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
             if empty := source.sizes.count(0):
-                why = "no other profile of their category has posts that are neither the asker's own nor later"
-                print(
-                    f"note: {output}: {count_noun(empty, 'question')} without a profile, because {why}", file=sys.stderr
+                problem = (
+                    f"{count_noun(empty, 'question')} without a profile: every other user's profile in their category"
                 )
+                why = "shares a post with the asker's, or has no earlier posts"
+                print(f"note: {output}: {problem} {why}", file=sys.stderr)
         counts |= note_unmatched(args, source, ranked)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # the output has the same posts
         ranked.finish(ranked.ranked(source), device, counts=counts)
@@ -345,9 +346,10 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Return whether the ranker reads items with their dates: as --use_date says, else for LaMP's time-based split.
+    """Return whether the ranker reads items with their dates.
 
-    The default follows LaMP's paper. UserError if the flag asks for dates, but the benchmark's items have none.
+    By default, it does so only for LaMP's time-based split, as in LaMP's paper. UserError if --use_date asks for dates,
+    but the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; remove the flag")

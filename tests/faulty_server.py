@@ -19,7 +19,7 @@ from typing import Any
 from api_server import ChatServer, Reply, _completion, _error, _Handler
 
 FAULTS = {  # with their relative frequencies
-    "429": 1,  # slow down, without a time
+    "429": 1,  # without Retry-After
     "429 with Retry-After": 1,
     "500": 4,
     "502": 4,
@@ -35,7 +35,7 @@ FAULTS = {  # with their relative frequencies
 
 
 def draw_faults(rate: float, seed: int) -> Callable[[dict[str, Any], int], str | None]:
-    """Draw one of FAULTS with probability `rate`, for a request that was sent `times` times before."""
+    """Return a function for `FaultyServer.faults` that draws one of FAULTS with probability `rate`, else None."""
 
     def draw(body: dict[str, Any], times: int) -> str | None:
         drawn = random.Random(json.dumps([seed, body, times]))
@@ -50,12 +50,12 @@ class FaultyServer(ChatServer):
         faults: returns a request's fault, or None, by its body and how often it was sent before.
         allowed: maximum number of concurrent requests; others are refused with 429.
         open_at: number of concurrent requests at each request's arrival, including itself.
-        refused_at: indexes in `requests` of those refused for that reason.
+        refused_at: indexes in `requests` of the requests refused because of `allowed`.
         met: number of times each fault occurred.
         retry_after: the header that "429 with Retry-After" sends.
-        body: what the fault "other JSON" (not in FAULTS) sends: a value, raw bytes, or a function's result for the
-            right completion; the bytes that the fault "nested error" (likewise) sends with status 400, and those that
-            the fault "trickle" (likewise) sends again and again.
+        body: what three more faults, which are not in FAULTS, send. "other JSON": a value or raw bytes, or a function
+            that makes either from the right completion. "nested error": bytes, with status 400. "trickle": bytes,
+            again and again.
         answered: number of complete answers to each request (as JSON).
     """
 
@@ -76,7 +76,7 @@ class FaultyServer(ChatServer):
         self.refused_at: list[int] = []
         self.met: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
-        self._came: Counter[str] = Counter()
+        self._times_sent: Counter[str] = Counter()
         self._counting = threading.Lock()
 
     def begin(self, path: str, key: str, body: dict[str, Any]) -> None:
@@ -88,8 +88,8 @@ class FaultyServer(ChatServer):
         """Return this request's fault, and count it."""
         with self._counting:
             text = json.dumps(body)
-            fault = self.faults(body, self._came[text])
-            self._came[text] += 1
+            fault = self.faults(body, self._times_sent[text])
+            self._times_sent[text] += 1
             if fault is not None:
                 self.met[fault] += 1
             if fault in (None, "slow"):
@@ -120,7 +120,7 @@ class _FaultyHandler(_Handler):
         elif fault in ("429", "500", "502", "503"):
             self._send_error(int(fault))
         elif fault == "reset":
-            # Closing with unsent data discarded makes the kernel send RST.
+            # With this option, closing discards unsent data, and the kernel sends RST.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._hang_up()
         elif fault == "hang":

@@ -4,9 +4,9 @@
       --inputs_addr test.json --output_addr none.json
 
 The command is baselines.py, planpers.py, evaluate_responses.py, utils/build_dataset.py or utils/build_personamem.py,
-with its own flags. It runs with --requests_to, which writes the requests without a stored answer to a file. These are
-sent in batches and their answers are stored, until the command has all answers. Each batch takes up to a day. Run the
-same command again to wait for batches already sent; no batch is sent twice.
+with its own flags. It runs with --requests_to, so it sends no requests: it writes those that the store lacks to a file.
+These are sent in batches, and their answers are stored. Then the command runs again, until the store has all answers.
+Each batch takes up to a day. Run the same command again to wait for batches already sent; no batch is sent twice.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
                 lines = {line["key"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
                 if not lines:
                     return code
-                if lines.keys() <= asked:  # no request is new, and the others got no answer
+                if lines.keys() <= asked:  # all were sent before, and got no answer in a batch
                     return command.main(words[1:])
                 asked |= lines.keys()
                 answer(lines, engines, models, runner)
@@ -69,7 +69,7 @@ def answer(
     models: dict[str, Completions],
     runner: asyncio.Runner,
 ) -> None:
-    """Store the answers to the requests that a run has written; `engines` and `models` hold what was opened so far."""
+    """Store the answers to the requests that a run has written; `engines` and `models` keep what is opened."""
     from utils.generation.batches import BatchEngine, Wanted  # imports openai
 
     by_api: dict[tuple[str, ...], dict[str, Wanted]] = {}

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if num_samples < 2 and args.min_score is None:
         raise UserError(
             f"{args.response_addr}: has no more than one response to any question\n"
-            "  sample several, such as by --num_generated_outputs 16 --temperature 1, or set a --min_score"
+            "  sample several (--num_generated_outputs 16 --temperature 1), or set a --min_score"
         )
     # The best responses are written last: if their file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}

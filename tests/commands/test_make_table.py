@@ -550,8 +550,9 @@ class TestPaper:
             "0.6667 (0.5240†, +0.1427)",  # 2/3 - 0.5240
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
-        title = "its Table 2 (test set), Qwen 2.5 7B, with its own daggers"
-        assert notes[0] == f"- Beside each mean that the paper has too: {title}, and the difference from it."
+        source = "Source: Table 2 (test set), Qwen 2.5 7B, with the paper's daggers."
+        beside = "Beside each mean that is also in the paper: the paper's score and the difference from it."
+        assert notes[0] == f"- {beside} {source}"
         assert len(notes) == 2  # and the wordings
 
     def test_only_numbers_that_are_shown_have_notes(self, score_file, capsys):
@@ -560,7 +561,8 @@ class TestPaper:
         rows, notes = table(capsys, "--system", row, file, "--paper", "Qwen 2.5 7B")
         assert rows[row][:4] == ["1.0000 (0.4037, +0.5963)", "0.5000", "0.7500", "0.7500"]
         first = (
-            "Beside each mean that the paper has too: its Table 2 (test set), Qwen 2.5 7B, and the difference from it."
+            "Beside each mean that is also in the paper: the paper's score and the difference from it. "
+            "Source: Table 2 (test set), Qwen 2.5 7B."
         )
         assert notes[0] == f"- {first}"
         assert len(notes) == 2 and "misprint" not in notes[1] and "copy of the other" not in notes[1]

@@ -18,7 +18,7 @@ from utils.base.errors import UserError
 TEXTS = [
     "How to play chess in the old town?",
     ".",
-    "\u200b",  # nothing but the special tokens is left of it
+    "\u200b",  # becomes no tokens but the special ones
     "cat " * 700,  # cut at 512 tokens
     "猫 と 音楽, 猫",
     "🎸 guitar 🎸🎸",
@@ -56,15 +56,15 @@ def test_scores_and_order_match_a_naive_loop(encoder, folder, batch_size):
 
 
 def test_batches_hold_similar_lengths_within_the_budget():
-    # longest first: 9 alone (2 x 9 > 12); 4, 4, for with 3 there would be padding; 3; 2, 2; 1
+    # longest first: 9 alone, because 2 x 9 > 12; 4 and 4 without 3, which would be padded; 3; 2 and 2; 1
     assert list(batches_by_length([2, 4, 9, 3, 4, 1, 2], budget=12)) == [[2], [1, 4], [3], [0, 6], [5]]
-    # a quarter of the budget comes before that: 9, 8 and 7 are 24 of 96; and at most the budget: 12 of 8
+    # padding is accepted until a quarter of the budget is used: 2 x 9 < 24, and 3 x 9 > 24
     assert list(batches_by_length([9, 8, 7, 6], budget=96)) == [[0, 1, 2], [3]]
-    assert [len(batch) for batch in batches_by_length([8] * 14, budget=96)] == [12, 2]
+    assert [len(batch) for batch in batches_by_length([8] * 14, budget=96)] == [12, 2]  # 12 x 8 is the budget
     assert list(batches_by_length([20, 1], budget=12)) == [[0], [1]]  # over the budget: a batch of its own
 
 
-def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
+def test_replicas_share_the_batches_and_give_the_same_embeddings(encoder, monkeypatch):
     monkeypatch.setattr("retrieval.encoder.WINDOW", 70)
     used, all_at_work = [], threading.Barrier(3)
 
@@ -77,7 +77,7 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
         def forward(self, **inputs):
             if self.name not in used:
                 used.append(self.name)
-                all_at_work.wait(600)  # none does all of the work because the others begin late
+                all_at_work.wait(600)  # else one could do all the work before the others begin
             return self.model(**inputs)
 
     encoder = replace(encoder, pooling=Pooling(max_length=80))
@@ -143,7 +143,7 @@ def test_bfloat16_is_close_and_comes_back_as_float32(encoder, folder):
     np.testing.assert_allclose(rough, exact, atol=0.1)
 
 
-def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
+def test_a_model_with_only_pickled_weights_is_loaded(encoder, folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()

@@ -46,7 +46,7 @@ class Made:
         """Return the files of a system whose share of right answers is `skill`; one LaMP-3 answer is missing."""
         dice, paths = random.Random(seed), []
         for task in of:
-            same = random.Random(task)  # of all systems
+            same = random.Random(task)  # draws the same targets for every system
             if task == "LaMP-4":
                 targets = [" ".join(same.sample(TAGS, 4)) for _ in range(40)]
                 answers = [one if dice.random() < skill else " ".join(dice.sample(TAGS, 4)) for one in targets]
@@ -72,7 +72,7 @@ def two(made):
 
 @pytest.fixture
 def table(capsys):
-    """Return the rows by name, and the rest of make_table.py's output."""
+    """Return a function that runs make_table.py, and returns the header, the rows by name, and the notes."""
 
     def make(*arguments):
         capsys.readouterr()
@@ -84,7 +84,7 @@ def table(capsys):
     return make
 
 
-def test_a_column_is_a_task_by_a_metric(two, table):
+def test_each_column_is_a_task_and_a_metric(two, table):
     heads, rows, notes = table(*two)
     assert heads == ["System", *HEADS, "Questions", "Unanswered", "Unscored responses"]
     assert [cells[-3:] for cells in rows.values()] == [["120", "1", "0"]] * 2  # a question counts once
@@ -95,7 +95,7 @@ def test_a_column_is_a_task_by_a_metric(two, table):
         "- LaMP-3: Scores are errors: lower is better.",
     ]
     bold = [cell.startswith("**") for cell in rows["BM25, k = 1"][:6]]
-    assert bold == [True] * 6  # also of errors, where its are lower
+    assert bold == [True] * 6  # also its errors, which are lower
 
 
 def test_each_column_equals_the_table_of_its_files_alone(two, table):
@@ -123,10 +123,10 @@ def test_holms_correction_is_over_all_columns_and_notes_name_the_tests(two, tabl
 
     assert p_values("--holm") == pytest.approx(holm(p_values()))
     _, _, notes = table(*two, "--baseline", "No personalization", "--holm")
-    told = "(two-sided paired t-test or permutation test, p < 0.05, Holm's correction over 6 comparisons)."
-    assert f"- †: better than No personalization {told}" in notes
-    told = "- By the permutation test: LaMP-2, f1; LaMP-3, RMSE; their scores are not means over questions."
-    assert told in notes
+    expected = "(two-sided paired t-test or permutation test, p < 0.05, Holm's correction over 6 comparisons)."
+    assert f"- †: better than No personalization {expected}" in notes
+    expected = "- By the permutation test: LaMP-2, f1; LaMP-3, RMSE; their scores are not means over questions."
+    assert expected in notes
 
 
 def test_a_missing_task_is_a_dash_with_a_note(made, two, table):
@@ -166,15 +166,15 @@ def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
     others = ["Random, non-personalized", "Random, k = 1", "Contriever, k = 1", "IPA, tuned", "FiD, k = 16"]
     assert list(rows)[2:] == [f"{name} (paper)" for name in others]
     assert (
-        "- Beside each mean that the paper has too: its user-based setting, FlanT5-base, and the difference from it."
-        in notes
+        "- Beside each mean that is also in the paper: the paper's score and the difference from it. "
+        "Source: user-based setting, FlanT5-base." in notes
     )
-    [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
-    assert "only where its model was trained in the same way" in told
+    [note] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
+    assert "only where its model was trained in the same way" in note
     assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the")
 
 
-def test_a_figure_has_an_axis_for_errors_and_shows_one_task_by_one_metric(two, tmp_path, monkeypatch):
+def test_a_figure_has_an_axis_for_errors_and_shows_one_task_and_metric(two, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(make_figures, "render_figure", lambda figure, *_: figures.append(figure) or b"")
     far, near = (word for word in two if word.endswith("LaMP-3_MAE.json"))
@@ -188,7 +188,7 @@ def test_a_figure_has_an_axis_for_errors_and_shows_one_task_by_one_metric(two, t
 
 
 def test_means_of_all_metrics_are_over_the_same_questions(tmp_path, capsys):
-    """Each metric alone was scored alike for both systems, and RMSE on two questions less."""
+    """For each metric, both systems have the same questions; RMSE has two fewer than MAE."""
     made, answers = Made(tmp_path), ["1", "2", "4", "1", "5"]
     words = []
     for name in ("one", "two"):
@@ -198,13 +198,13 @@ def test_means_of_all_metrics_are_over_the_same_questions(tmp_path, capsys):
     make_table.main([*words, "--allow_partial"])
     printed = capsys.readouterr().out
     assert "| one | 0.3333 | 0.5774 | 3 |" in printed
-    told = "Means are over the 3 questions scored for all systems: of 5, by all metrics."
-    assert printed.count(f"- LaMP-3: {told}") == 1
+    expected = "Means are over the 3 questions scored for all systems: 2 of 5 lack a score by some metric."
+    assert printed.count(f"- LaMP-3: {expected}") == 1
 
 
 @pytest.mark.parametrize("order", [("MAE", "RMSE"), ("RMSE", "MAE")])
 def test_a_metric_without_common_questions_decides_for_all_of_its_task(tmp_path, capsys, order):
-    """The order of the files does not count: by MAE, no question was scored for both."""
+    """By MAE, no question was scored for both systems. The order of the files makes no difference."""
     made, words = Made(tmp_path), []
     for name, first in (("one", 0), ("two", 2)):
         files = {"MAE": made.scores(name, "LaMP-3", "MAE", ["1", "2"], "12345"[first : first + 2], first)}

@@ -228,7 +228,9 @@ def test_validation_picks_the_first_of_the_best_epochs(world):
     assert len(figures["selected"]) == len(figures["losses"]) == 15
     assert figures["epoch"] == 1 + int(np.argmax(figures["selected"]))
     world.select("validation", "ranker")  # which has not seen these questions
-    with pytest.raises(UserError, match=r"validation\.safetensors: .*chosen was trained or chosen on 40 of its 40"):
+    with pytest.raises(
+        UserError, match=r"validation\.safetensors: .*chosen was trained or chosen on 40 of this file's 40"
+    ):
         world.select("validation", "chosen")
     # Validation changes no step, only which one is kept.
     last = read_manifest(world.path("ranker") / "ranker.safetensors")
@@ -298,9 +300,13 @@ def test_states_of_another_model_or_of_other_responses_are_refused(world):
 
 
 def test_questions_of_the_training_are_refused(world):
-    with pytest.raises(UserError, match=r"train\.safetensors: .*ranker was trained or chosen on 600 of its 600 quest"):
+    with pytest.raises(
+        UserError, match=r"train\.safetensors: .*ranker was trained or chosen on 600 of this file's 600"
+    ):
         world.select("train")
-    with pytest.raises(UserError, match=r"train\.safetensors: the ranker was trained or chosen on 600 of its 600"):
+    with pytest.raises(
+        UserError, match=r"train\.safetensors: the ranker was trained or chosen on 600 of this file's 600"
+    ):
         world.train("train", "--validation_addr", *world.files("train"), output="x")
     assert not world.path("best.json").exists() and not world.path("x").exists()
 

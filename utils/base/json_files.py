@@ -10,7 +10,7 @@ from typing import IO, Any
 from utils.base.errors import UserError, quote
 
 CSV_HEADER = re.compile(r'"?[A-Za-z][\w ]*"?(?:[,;\t]"?[A-Za-z][\w ]*"?)+\r?\n')
-LONGEST_LINE = 2**28  # bytes of a line of JSON Lines; the longest history of a benchmark has 5 million
+LONGEST_LINE = 2**28  # bytes per line of JSON Lines; a benchmark's longest history has 5 million
 
 
 def read_json(path: str | Path) -> Any:

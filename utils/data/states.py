@@ -1,7 +1,8 @@
 """Files of a generator's hidden states, from utils/embed_responses.py.
 
-A file is in safetensors, float16: `x` (Q, D) of questions, `u` (Q, D) of the posts in their prompts, and `y` (R, D) of
-responses. Its metadata has, for each question, its id, its hash, and where the rows of its responses begin and end.
+A file has three float16 arrays in safetensors format: `x` (Q, D) has the states of the questions, `u` (Q, D) those of
+the posts in their prompts, and `y` (R, D) those of the responses. The metadata lists, for each question, its id, its
+hash, and where the rows of its responses begin and end.
 """
 
 import json
@@ -43,7 +44,10 @@ def read_states(path: str, response_addr: str) -> States:
 
 
 def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
-    """Return the responses with an answer and a score (higher is better), and all states; UserError without pairs."""
+    """Return the responses that have an answer and a score (higher is better), and all states.
+
+    UserError if no question has two such responses.
+    """
     responses, states, pools = read_responses(response_addr), read_states(states_addr, response_addr), []
     rewards = read_rewards(score_addr, responses, response_addr)
     for number, (question_id, _, first, _) in enumerate(states.questions):
@@ -52,19 +56,23 @@ def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
         scores = {row: score for row, score in scores.items() if answered[row - first]}
         pools += [(number, [*scores], [*scores.values()])] if scores else []
     if max((len(rows) for _, rows, _ in pools), default=0) < 2:
-        remedy = "sample several, such as by --num_generated_outputs 16 --temperature 1, and judge all (--samples all)"
+        remedy = "sample several (--num_generated_outputs 16 --temperature 1), and judge all of them (--samples all)"
         raise UserError(f"{response_addr}: no question has two answers with a score\n  {remedy}")
     return pools, states
 
 
 def refuse_states(states: States, settings: dict[str, Any], hashes: Collection[str], learner: str) -> None:
-    """Raise UserError unless states were made like those that `learner` learned from, which have these `settings`.
+    """Raise UserError if `states` differ in their MODEL settings from the states that `learner` learned from.
 
-    Also raise it if a question has one of the `hashes`, which are of the questions that `learner` has seen.
+    Also raise it if they are of a question that `learner` has seen.
+
+    Args:
+        settings: those of the states that `learner` learned from.
+        hashes: those of the questions that `learner` has seen.
     """
     if differing := differences(*({name: both[name] for name in MODEL} for both in (settings, states.settings))):
         problem = f"different states from those that {learner} learned from: {differing}"
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):
-        problem = f"{learner} was trained or chosen on {number} of its {len(states.questions)} questions"
+        problem = f"{learner} was trained or chosen on {number} of this file's {len(states.questions)} questions"
         raise UserError(f"{states.path}: {problem}\n  use responses to other questions, or train a ranker on others")

@@ -2,12 +2,12 @@
 
 vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
 returns log-probabilities of the tokens after the cached tokens, and none or meaningless numbers for the cached ones. So
-the continuations form a tree: the prompt is the root, and there is a node, which is one request, wherever they part.
-The request's `logprob_token_ids` give the likelihood of each token that may follow the node: a cache block may end
-there, and then no later request returns it. Its `prompt_logprobs` give the likelihoods of the node's own tokens, which
-are in no other request and so not in the cache.
+the continuations form a tree: the prompt is the root, and each branching point is a node, which takes one request. The
+request's `logprob_token_ids` give the likelihood of each token that may follow the node. If a cache block ends with the
+node, no later request returns these. Its `prompt_logprobs` give the likelihoods of the node's own tokens, which are in
+no other request and so not in the cache.
 
-The logits of a whole prompt, 20 GB for 32,000 tokens and a vocabulary of 150,000, are never held.
+The logits of a whole prompt are never in memory: 32,000 tokens and a vocabulary of 150,000 would take 20 GB.
 
 vLLM 0.32's second model runner, used on GPUs, may return `prompt_logprobs` of other tokens, because it reads them from
 a buffer that later requests change (vLLM's pull request 44106). vLLM also returns the token ids; if one is wrong, the
@@ -38,9 +38,10 @@ Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # sends 
 async def score_continuations(
     ask: Ask, prompt: array, continuations: Sequence[array], by_token: bool = False
 ) -> Scored:
-    """Return the mean log-probability of the tokens of each continuation, which has at least one, after `prompt`.
+    """Return each continuation's mean log-probability per token after `prompt`.
 
     Args:
+        continuations: token ids, at least one each.
         by_token: make each token a node. That takes far more requests, but no `prompt_logprobs`, with which vLLM 0.32
             crashes if it serves a LoRA adapter on a CPU.
 
@@ -54,17 +55,17 @@ async def score_continuations(
         size = len(node)
         branches = {first: list(part) for first, part in groupby(group, key=lambda tokens: tokens[size : size + 1])}
         complete = branches.pop((), [])
-        inner, longer, nexts = 0.0, {}, {}
+        own_sum, totals, next_logprobs = 0.0, {}, {}
         if branches or size > len(scored):
             result = await _ask_node(ask, start, scored, node, [first for [first] in branches], results)
-            nexts = {first: _next_logprob(result, first) for [first] in branches}
+            next_logprobs = {first: _next_logprob(result, first) for [first] in branches}
             if size > len(scored):
-                inner = await _sum_own(ask, start, scored, node, result, results)
+                own_sum = await _sum_own(ask, start, scored, node, result, results)
         ends = {first: node + first if by_token else _shared(part) for first, part in branches.items()}
         sums = await asyncio.gather(*(score(node + first, ends[first], part) for first, part in branches.items()))
         for [first], rests in zip(branches, sums, strict=True):
-            longer |= {tokens: inner + nexts[first] + rest for tokens, rest in rests.items()}
-        return longer | dict.fromkeys(complete, inner)
+            totals |= {tokens: own_sum + next_logprobs[first] + rest for tokens, rest in rests.items()}
+        return totals | dict.fromkeys(complete, own_sum)
 
     sums = await score((), (), sorted(set(map(tuple, continuations))))
     return Scored(
@@ -77,7 +78,8 @@ async def score_continuations(
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
     """Return the tokens with which all texts begin, and the rest of each text by name, as token ids.
 
-    The beginning can end a prompt, and the rests are its options. A token of a space and a digit is in the option.
+    The shared beginning can be appended to a prompt; the rests are then the options. If a token combines a space and a
+    digit, it belongs to the option.
     """
     size = len(_shared(sorted(map(tuple, texts.values()))))
     [begin, *_] = (tokens[:size] for tokens in texts.values())
@@ -96,7 +98,7 @@ async def _ask_node(
     """Return the result of a node's request: likelihoods of `nexts` after it, and of its own tokens after `scored`."""
     wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
     if len(node) > len(scored):
-        wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # per position, only its own token's
+        wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # at each position, only for the token there
     results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=False)))
     if len(node) > len(scored) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(scored):
         # The node's own tokens are in the cache, because another question has the same prompt and option.
@@ -108,18 +110,15 @@ async def _sum_own(
     ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
     """Return the summed log-probability of a node's own tokens, from `result`, or token by token if that is wrong."""
-    scored_tokens, returned = node[len(scored) :], result.prompt_logprobs
-    if tuple(returned.token_ids[-len(scored_tokens) :]) == scored_tokens:
-        return sum(returned.logprobs[-len(scored_tokens) :])
+    own, returned = node[len(scored) :], result.prompt_logprobs
+    if tuple(returned.token_ids[-len(own) :]) == own:
+        return sum(returned.logprobs[-len(own) :])
     _say_slower()
     before = [node[:size] for size in range(len(scored), len(node))]
     singly = await asyncio.gather(
-        *(
-            _ask_node(ask, prompt, tokens, tokens, [token], results)
-            for tokens, token in zip(before, scored_tokens, strict=True)
-        )
+        *(_ask_node(ask, prompt, tokens, tokens, [token], results) for tokens, token in zip(before, own, strict=True))
     )
-    return sum(_next_logprob(single, token) for single, token in zip(singly, scored_tokens, strict=True))
+    return sum(_next_logprob(single, token) for single, token in zip(singly, own, strict=True))
 
 
 def _next_logprob(result: "RequestOutput", token: int) -> float:
@@ -140,7 +139,7 @@ def _say_slower() -> None:
 
 
 def _params(**wanted: Any) -> "SamplingParams":
-    """Return vLLM's parameters for a request; the one token that vLLM generates at least is ignored."""
+    """Return vLLM's parameters for a request; vLLM generates at least one token, which is ignored."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # No detokenizing: cached positions may hold numbers that are not token ids.

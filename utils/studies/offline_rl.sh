@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Offline RL on RAG (the baseline in arXiv 2508.10695): sample N answers per training question, score them by the judge,
-# fine-tune on the best, and repeat. OBJECTIVE=dpo learns from pairs of the best and the worst answer instead, with the same
-# samples in round 1, and makes a table of its own.
+# Offline RL on RAG (the baseline in arXiv 2508.10695): sample N answers per training question, score them with the
+# judge, fine-tune on the best, and repeat. OBJECTIVE=dpo trains on pairs of the best and the worst answer instead, and
+# makes its own table. In round 1, both objectives use the same samples.
 source utils/studies/beyond_steps.sh || exit 2 # not in the root of the repository
 case ${OBJECTIVE-sft} in
     sft) compare offline_rl none rag offline_rl ;;

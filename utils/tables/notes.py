@@ -98,7 +98,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
     if (among := systems[0].among) is None and parts:
         yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
     elif among is not None and all_ids - among:
-        parts = parts or f"of {len(all_ids)}, by all metrics"
+        parts = parts or f"{len(all_ids) - len(among)} of {len(all_ids)} lack a score by some metric"
         yield f"Means are over the {count_noun(len(among), 'question')} scored for all systems: {parts}."
 
 

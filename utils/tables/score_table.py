@@ -351,8 +351,10 @@ def _describe_pairs(comparison: Comparison) -> str:
 
 def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
-    with_daggers = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
-    yield f"Beside each mean that the paper has too: its {paper.title}{with_daggers}, and the difference from it."
+    has_daggers = marked and any(method in names for method, _ in paper.daggers)
+    daggers = ", with the paper's daggers" if has_daggers else ""
+    source = f"Source: {paper.title}{daggers}."
+    yield f"Beside each mean that is also in the paper: the paper's score and the difference from it. {source}"
     if paper.other_rule:
         yield f"The paper's numbers are by another rule: {paper.other_rule}"
     if paper.other_model:
