@@ -174,9 +174,9 @@ def embed_texts(
     """Embed every text by pooling its last hidden states.
 
     Args:
-        batch_size: maximum number of texts of 512 tokens per batch; of shorter texts, a batch holds more. The default
-            is 64 on a GPU, and 2 per thread on a CPU, where it is also the maximum. Batches change embeddings only by
-            rounding.
+        batch_size: maximum number of 512-token texts per batch; a batch holds more texts if they are shorter. The
+            default is 64 on a GPU, and 2 per thread on a CPU, where it is also the maximum. Batches change embeddings
+            only by rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.

@@ -59,7 +59,7 @@ def order_by_embeddings(
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
-        cache: where embeddings are looked up and added, if not None.
+        cache: embeddings to read and extend; None: no cache.
         counts: gets "texts_embedded" and, of these, "texts_cut"; with `cache`, also "texts_kept".
     """
     from retrieval.encoder import WINDOW
@@ -131,7 +131,7 @@ def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, Ordered]]) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with an order that alternates between its order and the order by recency."""
+    """Yield each record with an order that takes items from its given order and from the order by recency in turn."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):

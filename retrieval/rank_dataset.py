@@ -89,8 +89,9 @@ def build_parser() -> FlagParser:
         help="add each item's date to the text that the ranker reads (default: on for LaMP's time-based split, by "
         "the dataset's manifest)")
     add("--other_profile", choices=["random", "similar"],
-        help="use another user's profile for every question. random: the paper's control; similar: the one "
-        "of the same category whose posts are most like the question, for dense and bm25 (default: the asker's own)")
+        help="use another user's profile for every question. random: the paper's control; similar: the "
+        "profile of the same category whose posts are most similar to the question; needs --ranker dense or bm25 "
+        "(default: the asker's own)")
     add("--unit", choices=UNITS,
         help="rank the messages or the sessions of a history (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
@@ -105,8 +106,8 @@ def build_parser() -> FlagParser:
     add = group.add_argument
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
-        help="texts of 512 tokens per batch; of shorter texts, a batch holds more (default: 64 on a GPU; on a CPU 2 "
-        "per core, which is also the maximum there)")
+        help="512-token texts per batch; a batch holds more texts if they are shorter (default: 64 on a GPU; on a CPU, "
+        "2 per core, which is also the maximum there)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="type of the weights; bfloat16 is faster and ranks slightly differently (%(default)s)")
@@ -170,7 +171,6 @@ def main(argv: list[str] | None = None) -> int:
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(ranked.keys), pooling)
         return 0
-        return 0
     # Named after the ranker, because an encoder may have several names.
     store = ModelStore(output.parent / "orders", args.ranker, settings)
     with closing(ranked), closing(store), closing(cache) if cache else nullcontext():
@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
             counts |= {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
             counts |= {"undated_posts": sum(source.undated)} if "undated_posts" in counts else {}
             if empty := source.sizes.count(0):
-                why = "no other profile of their category has posts that are neither the asker's own nor later"
+                why = "every other profile of their category shares its user or a post, or has only later posts"
                 print(
                     f"note: {output}: {count_noun(empty, 'question')} without a profile, because {why}", file=sys.stderr
                 )

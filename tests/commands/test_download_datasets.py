@@ -387,7 +387,7 @@ def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
     count = len(others) + 1
     assert printed.splitlines()[:2] == [
         f"{stem}.json: {count} questions of commit {commit}; the paper's Table 1 of the test set says 767",
-        f"{stem}.json: 1 of {count} ids not in {download.file(split='test')}, and 1 only there",
+        f"{stem}.json: 1 of {count} ids not in {download.file(split='test')}; 1 only in the latter",
     ]
     assert "Lifestyle_and_Personal_Development.json: ids not compared; download the dataset with Life" in printed
     for category in {category for category, _ in QUESTIONS}:

@@ -114,7 +114,7 @@ def test_without_another_profile_there_is_none(tmp_path, capsys):
     for _ in range(2):
         rank(source, tmp_path / "out.json", "--other_profile", "similar", "--ranker", "bm25")
         assert [(e["profile"], e["profile_owner"]) for e in load(tmp_path / "out.json")] == [([], None)] * 2
-        assert "2 questions without a profile, because no other profile of their category" in capsys.readouterr().err
+        assert "2 questions without a profile, because every other profile of their category" in capsys.readouterr().err
         (tmp_path / "out.json").unlink()
 
 

@@ -1,7 +1,7 @@
 """Files of a generator's hidden states, from utils/embed_responses.py.
 
 A file is in safetensors, float16: `x` (Q, D) of questions, `u` (Q, D) of the posts in their prompts, and `y` (R, D) of
-responses. Its metadata has, for each question, its id, its hash, and where the rows of its responses begin and end.
+responses. The metadata has each question's id and hash, and the range of its responses' rows.
 """
 
 import json
@@ -15,8 +15,8 @@ from utils.data.scores import read_rewards
 
 SCRIPT = "utils/embed_responses.py"
 RANKER = "ranker.safetensors"  # in a ranker's folder
-MODEL = ("model", "dtype", "normalize")  # settings on which a state depends besides its text
-Pool = tuple[int, list[int], list[float]]  # a question's number, the rows of some of its responses, and their scores
+MODEL = ("model", "dtype", "normalize")  # settings that a state depends on, besides the text
+Pool = tuple[int, list[int], list[float]]  # a question's number, and the rows and scores of its scored answers
 
 
 class States(NamedTuple):
@@ -43,7 +43,7 @@ def read_states(path: str, response_addr: str) -> States:
 
 
 def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
-    """Return the responses with an answer and a score (higher is better), and all states; UserError without pairs."""
+    """Return answers that have a score (higher is better), and all states; UserError if no question has two."""
     responses, states, pools = read_responses(response_addr), read_states(states_addr, response_addr), []
     rewards = read_rewards(score_addr, responses, response_addr)
     for number, (question_id, _, first, _) in enumerate(states.questions):
@@ -52,18 +52,21 @@ def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
         scores = {row: score for row, score in scores.items() if answered[row - first]}
         pools += [(number, [*scores], [*scores.values()])] if scores else []
     if max((len(rows) for _, rows, _ in pools), default=0) < 2:
-        remedy = "sample several, such as by --num_generated_outputs 16 --temperature 1, and judge all (--samples all)"
+        remedy = "sample several (--num_generated_outputs 16 --temperature 1), and judge them with --samples all"
         raise UserError(f"{response_addr}: no question has two answers with a score\n  {remedy}")
     return pools, states
 
 
 def refuse_states(states: States, settings: dict[str, Any], hashes: Collection[str], learner: str) -> None:
-    """Raise UserError unless states were made like those that `learner` learned from, which have these `settings`.
+    """Raise UserError if a ranker does not fit these states, or was trained or chosen on their questions.
 
-    Also raise it if a question has one of the `hashes`, which are of the questions that `learner` has seen.
+    Args:
+        settings: the settings of the states on which the ranker was trained.
+        hashes: the hashes of the questions on which the ranker was trained or chosen.
+        learner: the ranker's name, for messages.
     """
     if differing := differences(*({name: both[name] for name in MODEL} for both in (settings, states.settings))):
-        problem = f"different states from those that {learner} learned from: {differing}"
+        problem = f"not made like the states on which {learner} was trained: {differing}"
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):
         problem = f"{learner} was trained or chosen on {number} of its {len(states.questions)} questions"

@@ -39,7 +39,7 @@ class Lack(NamedTuple):
 
 
 class NotStoredError(Exception):
-    """The store lacks a completion, a score or a reward, and no engine is open; `lack` is None but for completions."""
+    """The store lacks a completion, score or reward, and no engine is open; only a completion sets `lack`."""
 
     def __init__(self, lack: Lack | None = None):
         super().__init__(lack)
@@ -77,7 +77,7 @@ class Completions:
 
     @property
     def replies(self) -> int:
-        """How many results the servers have given, with refusals that are not stored yet."""
+        """How many results the servers have returned, including refusals that are not stored yet."""
         return self.requested + len(self._refused)
 
     def hashed(self, prompt: Rendered) -> Hashed:
@@ -185,7 +185,7 @@ class Completions:
             self._under_way.pop(key).set()
 
     async def _find(self, key: str, may_wait: bool = True) -> dict[str, Any] | None:
-        """Return the stored fields, or None; with --cached_only, the store is read once more before that."""
+        """Return the stored fields, or None; with --cached_only, read the store once more before returning None."""
         stored = self._refused.get(key) or self.store.get(key)
         if stored is None and self.cached_only and may_wait:
             await self._look_again()
@@ -195,7 +195,7 @@ class Completions:
         return stored
 
     async def _look_again(self) -> None:
-        """Wait until the store is to be read again; all calls that lack a completion share one wait."""
+        """Wait, and have the store read again; all calls that lack a completion share one wait."""
         if self._looked_again is not None:
             await self._looked_again.wait()
             return
@@ -220,7 +220,7 @@ class Completions:
 
 
 def _hash(*parts: Any, after: Any = None) -> Any:
-    """Return the SHA-256 object of a request's parts (token ids or JSON values); it continues `after`, if given."""
+    """Return the SHA-256 object of a request's parts (token ids or JSON values), appended to `after` if given."""
     digest = hashlib.sha256() if after is None else after.copy()
     for part in parts:
         text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()

@@ -42,7 +42,7 @@ class Room:
 
 
 def count_tokens(prompt: Rendered | None) -> int:
-    """Return the number of a prompt's tokens, or for messages, a guess."""
+    """Return the number of a prompt's tokens; for messages, an estimate."""
     if isinstance(prompt, list):
         return sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
     return len(prompt or ())
@@ -94,7 +94,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """What a reward model gives for a dialogue: a number on its own scale, NaN if the model is damaged."""
+    """A reward model's result for a dialogue: a number on the model's own scale, or NaN if the model is damaged."""
 
     reward: float
     prompt_tokens: int | None
@@ -115,10 +115,10 @@ def is_cut(finish_reason: str) -> bool:
 
 
 def was_cut(reply: Mapping[str, Any]) -> bool:
-    """Return whether the text of a reply, an answer's record or a trace's line, was cut, as its finish reason says.
+    """Return whether a reply's text was cut, by its finish reason; `reply` is an answer's record or a trace's line.
 
-    Its value may be whole all the same, or nothing may have been read. Without a finish reason, as in other people's
-    files, `truncated` says so.
+    The value that was read from a cut text may still be complete, or be missing. If there is no finish reason, as in
+    other people's files, `truncated` decides.
     """
     reason = reply.get("finish_reason")
     return is_cut(reason) if isinstance(reason, str) else bool(reply.get("truncated"))
@@ -127,7 +127,7 @@ def was_cut(reply: Mapping[str, Any]) -> bool:
 class RefusedError(Exception):
     """The engine will never answer this request; other requests continue.
 
-    `is_certain` is False if the server may refuse all requests for this reason; an answer to another shows otherwise.
+    `is_certain` is False if the server may be refusing all requests for the same reason, as it has answered none yet.
     """
 
     def __init__(self, reason: str, is_certain: bool = True):

@@ -1,13 +1,13 @@
 """Likelihoods of continuations by vLLM, whose prefix cache computes the shared prompt only once.
 
 vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
-returns log-probabilities of the tokens after the cached tokens, and none or meaningless numbers for the cached ones. So
-the continuations form a tree: the prompt is the root, and there is a node, which is one request, wherever they part.
-The request's `logprob_token_ids` give the likelihood of each token that may follow the node: a cache block may end
-there, and then no later request returns it. Its `prompt_logprobs` give the likelihoods of the node's own tokens, which
-are in no other request and so not in the cache.
+returns log-probabilities only for tokens after the cached ones; for cached tokens, it returns none or meaningless
+numbers. The continuations therefore form a tree: the prompt is its root, and a node is a common beginning of several
+continuations, or a whole one. Each node is one request. Its `prompt_logprobs` give the likelihoods of the node's own
+tokens, which no earlier request has, so they are not in the cache. Its `logprob_token_ids` give the likelihood of each
+token that may follow the node. A later request might not return these, because a cache block may end after them.
 
-The logits of a whole prompt, 20 GB for 32,000 tokens and a vocabulary of 150,000, are never held.
+The logits of a whole prompt are never in memory: for 32,000 tokens and a vocabulary of 150,000, they would take 20 GB.
 
 vLLM 0.32's second model runner, used on GPUs, may return `prompt_logprobs` of other tokens, because it reads them from
 a buffer that later requests change (vLLM's pull request 44106). vLLM also returns the token ids; if one is wrong, the
@@ -38,11 +38,11 @@ Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # sends 
 async def score_continuations(
     ask: Ask, prompt: array, continuations: Sequence[array], by_token: bool = False
 ) -> Scored:
-    """Return the mean log-probability of the tokens of each continuation, which has at least one, after `prompt`.
+    """Return the mean log-probability of each continuation's tokens after `prompt`; no continuation is empty.
 
     Args:
-        by_token: make each token a node. That takes far more requests, but no `prompt_logprobs`, with which vLLM 0.32
-            crashes if it serves a LoRA adapter on a CPU.
+        by_token: make each token a node. This takes far more requests, but avoids `prompt_logprobs`, which crash
+            vLLM 0.32 if it serves a LoRA adapter on a CPU.
 
     UserError if the engine does not return the log-probability of a requested token.
     """
@@ -75,9 +75,9 @@ async def score_continuations(
 
 
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
-    """Return the tokens with which all texts begin, and the rest of each text by name, as token ids.
+    """Split texts (token ids) into their common beginning and the rest of each text, by name.
 
-    The beginning can end a prompt, and the rests are its options. A token of a space and a digit is in the option.
+    A prompt can end with the common beginning; its options are then the rests.
     """
     size = len(_shared(sorted(map(tuple, texts.values()))))
     [begin, *_] = (tokens[:size] for tokens in texts.values())
@@ -140,7 +140,7 @@ def _say_slower() -> None:
 
 
 def _params(**wanted: Any) -> "SamplingParams":
-    """Return vLLM's parameters for a request; the one token that vLLM generates at least is ignored."""
+    """Return vLLM's parameters for a request. vLLM always generates a token, which is ignored."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # No detokenizing: cached positions may hold numbers that are not token ids.
