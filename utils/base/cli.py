@@ -346,7 +346,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--openai", action="store_true", help="use an OpenAI-compatible API")
     add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
     add("--base_url", metavar="URL", type=api_address,
-        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # as the default, so that the manifest has it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--model_id", metavar="NAME", help="identity of the API's model (default: the name it reports)")
     add("--max_concurrency", type=positive_int, default=32,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 USER_ERROR = 2  # exit code: a problem that the user can solve
-# Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.
+# Exit code: a server, engine or disk failed (run the same command again), or at least half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
 UNREAD = 141  # exit code: the reader of a pipe has ended (... | head); shells use the same code for SIGPIPE

@@ -254,7 +254,7 @@ class MadeFile(Made):
         return {}
 
     def check_replaced(self, made: dict[str, Any]) -> None:
-        """Raise UserError if replacing the file with the manifest `made` needs --overwrite; it lacks the path."""
+        """Raise UserError if only --overwrite may replace the file (manifest: `made`); the caller adds the path."""
 
     @property
     def noun(self) -> str:
@@ -347,7 +347,7 @@ class MadeFile(Made):
         return [key for key in self.keys if key not in self.pieces]
 
     def in_order(self) -> Pieces:
-        """Return the pieces that are there, in the order of the keys."""
+        """Return the pieces made so far, in the order of the keys."""
         return {key: self.pieces[key] for key in self.keys if key in self.pieces}
 
     def add(self, key: Key, piece: Piece) -> None:

@@ -108,7 +108,7 @@ def manifest_path(path: Path) -> Path:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one."""
+    """Return the manifest beside an output; None if it is missing or not readable."""
     manifest = _read(manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
@@ -124,7 +124,7 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 
 
 def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
+    """Return the manifest beside an output; None if it is missing or not readable, or the output was changed since.
 
     With `or_older`, the manifest may also be newer than the output. This happens if a run dies after it replaced the
     manifest and before it replaced the output.
@@ -148,7 +148,7 @@ def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """Return the manifest in a folder; None if there is no readable one."""
+    """Return the manifest in a folder; None if it is missing or not readable."""
     return _read(Path(folder) / "manifest.json")
 
 

@@ -46,7 +46,7 @@ class Progress:
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
         """
         Args:
-            total: the number of pieces; if it is 0, nothing is shown at first.
+            total: the number of pieces; 0 has the effect of `quiet`.
             unit: the plural noun for the pieces.
             initial: how many pieces an earlier run has finished.
             at_once: how many pieces begin and finish almost together. An ETA is shown only after about this many,

@@ -107,7 +107,7 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. On exit, the file there replaces `path`; after an error, it is deleted.
 
-    At any time, also after a power cut, readers see either the old file or the new one. An OSError names a file.
+    At any time, also after a power cut, readers see either the old file or the new one. An OSError names the file.
     """
     path = real_path(path)
     staged = staged_path(path)

@@ -190,7 +190,7 @@ class DatasetFile:
 
 
 def _version(file: Path | int) -> list[int]:
-    """Return values of a file that change when the file is replaced or written again."""
+    """Return values that change when a file is replaced or written again."""
     status = os.stat(file)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
@@ -255,7 +255,8 @@ def select_questions(
 ) -> list[Record]:
     """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard.
 
-    With `ids_addr`, select from the records whose ids are in this text file, one per line; UserError if none is.
+    With `ids_addr`, select only from records whose ids are in this text file, one per line; UserError if there are
+    none.
     """
     if ids_addr is not None:
         ids = {comparable(line) for line in read_text(ids_addr).splitlines() if line.strip()}

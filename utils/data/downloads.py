@@ -153,7 +153,7 @@ def make_file(
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
-    """Describe skipped questions, identical options, and a number of questions that differs from the published one."""
+    """Describe skipped questions, identical options, and a difference from the published number of questions."""
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
@@ -167,7 +167,7 @@ def describe_figures(figures: dict[str, Any]) -> str:
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
-    """Return the path at the source of each linked history, by link; UserError if the source lacks the file.
+    """Return, by link, the path of each linked history at the source; UserError if the source lacks the file.
 
     A link ends with a path relative to the table's folder or a parent of it; an address or folders may come first.
     """
@@ -243,7 +243,7 @@ def write_questions(
 
 
 def compare_ids(path: Path, other: Path) -> None:
-    """Print how many ids only one of two datasets with the same questions has, or how to get a missing `other`."""
+    """Print how many ids are in only one of two datasets; if `other` is missing, print how to get it."""
     if not other.exists():
         print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
         return

@@ -105,7 +105,7 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row or record of a file, after its place in the file, which messages name.
+    """Yield the place of each row or record in a file, for messages, and the row or record itself.
 
     The file is a table, JSON Lines, a JSON array, or an object with the list `golds`: LaMP's builder of emails writes
     its test questions in this form. UserError if the file is invalid.

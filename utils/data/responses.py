@@ -56,7 +56,7 @@ def question_hash(record: dict[str, Any]) -> str:
 
 
 def refuse_other_questions(path: str | Path, responses: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
-    """Raise UserError if a response answers another wording of its question than these records have."""
+    """Raise UserError if a response answers a question that is worded differently in these records."""
     differing = [
         record["id"]
         for record in records
@@ -230,7 +230,7 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 def refuse_gaps(path: str | Path) -> None:
     """Raise UserError if the manifest beside a response file says that answers are missing.
 
-    Answers are missing where a server failed or a user's own method raised an error.
+    Answers are missing if a server failed, or if a user's own method raised an error.
     """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):

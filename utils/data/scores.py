@@ -149,7 +149,7 @@ def strategy_in_words(scores: Scores) -> str:
 
 
 class _Entry(msgspec.Struct):
-    """The fields that are read of every entry."""
+    """The fields that are read from every entry."""
 
     question_sha256: str
     group: str | None
@@ -299,7 +299,7 @@ def _is_score(metric: Metric, score: Any) -> bool:
 def read_sample_scores(path: str, responses: Responses, response_addr: str) -> tuple[Scores, SampleScores]:
     """Return a score file's content and the scores of all samples of these responses.
 
-    UserError unless the file has a score, or null, for each sample of its questions, and is of `response_addr`.
+    UserError unless the file was made from these responses, and has a score or null for each sample of its questions.
     """
     _check_source(path, response_addr)
     return _read(path, responses)

@@ -43,13 +43,13 @@ from utils.generation.requests import Completion, RefusedError, Rendered, Reward
 from utils.generation.thinking import THINKING_NAMES
 
 T = TypeVar("T")
-ROOT_SECONDS = 5  # for the list of models, which is optional
+ROOT_SECONDS = 5  # timeout for the list of models, which is optional
 WORDS = {"prompt": ("prompt", "input"), "completion": ("completion", "output")}  # in the names of token counts
 MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
-# Error codes, and words of messages, about one prompt's content.
+# Error codes and message texts that concern one prompt's content.
 REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
 OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
-# Error codes, and words of messages, about every request.
+# Error codes and message texts that concern every request.
 FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")
 OF_ALL = re.compile(
     r"(?i)\b(?:credits?|balance|billing|quota|payment|subscription|arrear\w*|suspended|deactivated)\b|api.key"
@@ -104,7 +104,7 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
 
     try:
         answer = asyncio.run(ask())
-    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # the last two: it is not valid JSON
+    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # ValueError, RecursionError: not valid JSON
         return None
     for entry in field_of(answer, "data", list) or []:
         if field_of(entry, "id", str) == model:
@@ -177,7 +177,7 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: dict[str, Any] | None) -> Usage:
-    """Return the counts in a reply's `usage` as OpenAI counts: the prompt with its cached part, the text with thoughts.
+    """Return the counts in a reply's `usage` in OpenAI's way: cached tokens belong to the prompt, thoughts to the text.
 
     Other names for cached tokens are DeepSeek's prompt_cache_hit_tokens and Moonshot's cached_tokens, which are part of
     the prompt, and Anthropic's cache_read_input_tokens, which are not part of its input_tokens. Proxies of Anthropic's
@@ -270,11 +270,11 @@ class APIEngine:
         self._answered = 0  # completions so far
         self._first = asyncio.Lock()  # held by a model's first request
         self._answering: set[str] = set()  # models that have answered
-        self._open: set[str] = set()  # models whose requests do not wait for a first answer
+        self._open: set[str] = set()  # models whose requests no longer wait for the first answer
         self._looking = asyncio.Lock()  # held while the list of models is read
         self._is_vllm_like: dict[str, bool] = {}  # by model, whether its server is one of VLLM_LIKE
         self._problems: dict[str, UserError] = {}  # by model: an error that would fail all its requests
-        self._refused: defaultdict[str, set[str]] = defaultdict(set)  # prompts since a model's last answer
+        self._refused: defaultdict[str, set[str]] = defaultdict(set)  # by model: prompts refused since its last answer
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -470,7 +470,7 @@ class APIEngine:
         try:
             return await response
         except openai.APIStatusError as error:
-            # Other servers use other formats, so a refused request's whole body is shown.
+            # Other servers have other formats, so the whole error about a malformed request is shown.
             whole = str(without_inputs(error.body)) if error.body else error.message
             shown = whole if error.status_code in MALFORMED else error.message
             text = field_of(error.body, "message", object) or shown

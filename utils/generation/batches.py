@@ -34,8 +34,8 @@ MOST_BYTES = 200_000_000
 ROUNDS = 3  # failed batches, or tries of an output, after which a request is sent without a batch
 SINGLES = 3  # requests to send one by one before the others are sent concurrently
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
-UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
-FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of an uploaded file
+UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # statuses of a batch; None: unknown
+FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of a file that is not processed yet
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
 
 
@@ -54,7 +54,7 @@ class BatchEngine(APIEngine):
     def __init__(self, args: Namespace, api_key: str):
         super().__init__(args, api_key)
         self._path = Path(args.completions) / "batches.jsonl"
-        self._wanted: dict[str, Wanted] = {}  # by key, in order: the same requests give the same content
+        self._wanted: dict[str, Wanted] = {}  # sorted by key, so that the same requests give the same content
         self._requests: dict[str, Fields] = {}  # with all parameters, by key
         self._tries = Counter[str]()  # failed batches by the body's hash; after ROUNDS, the request goes alone
         self._done: set[str] = set()  # keys of answers that are stored
@@ -145,7 +145,7 @@ class BatchEngine(APIEngine):
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
-        elif batch["status"] == "failed":  # without a batch, its requests would cost twice as much
+        elif batch["status"] == "failed":  # its requests are not sent alone, at twice the price
             reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "no reason given"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
@@ -315,7 +315,7 @@ class BatchEngine(APIEngine):
 
 
 def parts_of(bodies: Mapping[str, Fields]) -> list[dict[str, Fields]]:
-    """Return requests split into batches, each as large as the limits allow."""
+    """Split requests into batches, and fill each batch up to the limits."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
         num_bytes = len(_encode(body)) + 200  # for the fields around the body

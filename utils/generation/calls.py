@@ -98,8 +98,9 @@ class Call:
     policy: Policy  # how the output is sampled, and requested again if it is unusable
     record: dict[str, Any] = field(default_factory=dict)  # further fields of the call's record
     messages: Messages = field(default_factory=list)  # the prompt before rendering, for --trace
-    options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
-    # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
+    options: dict[str, array] | None = None  # token ids by option; the likeliest is the value, no text is generated
+    # Maps the options' log-probabilities to fields of the record, including `value`. None: the value is the option
+    # with the highest log-probability per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
     is_rewarded: bool = False  # the prompt is a whole dialogue, whose reward is the value; no text is generated
     shared: int | None = None  # a number that is equal for the same call of several records; None if not shared
@@ -166,7 +167,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     with suppress(NotStoredError):
         tried, refusal = await make_all()  # from the store alone
     if refusal is not None or not tried or tried[-1].parsed.value is None:
-        tried, refusal = await _tries_of_another_plan(make, policy, call.key), None
+        tried, refusal = await _tries_of_another_run(make, policy, call.key), None
         if not tried:
             tried, refusal = await make_all(engine, may_wait=True)
     if refusal is not None:
@@ -174,24 +175,24 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     return _record(call, tried)
 
 
-async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
+async def _tries_of_another_run(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
     """Return the stored tries of a run with another --max_retries, up to a usable one; empty if there are none.
 
     By default, only the last try is constrained, so the other run may have sampled the same try differently.
     """
     tried: list[Try] = []
     for attempt in count():
-        goes_on = False
+        continues = False
         for max_retries in (attempt + 1, attempt):
-            plan = replace(policy, max_retries=max_retries)
+            other = replace(policy, max_retries=max_retries)
             with suppress(NotStoredError, RefusedError):
-                made = await make(plan.sampling(key, attempt))
+                made = await make(other.sampling(key, attempt))
                 if made.parsed.value is not None:
                     return [*tried, made]
                 if max_retries > attempt:
                     tried.append(made)
-                    goes_on = not plan.is_last(attempt)
-        if not goes_on:
+                    continues = not other.is_last(attempt)
+        if not continues:
             return []
 
 

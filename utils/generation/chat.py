@@ -113,7 +113,7 @@ def load_tokenizer(model: ModelFolder) -> tuple[Any, Any]:
     with loading(with_tokenizer, *TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
         tokenizer("text")  # checks some fields that loading does not
-    if not tokenizer.encode("text", add_special_tokens=False):  # without tokenizer.json, transformers makes it empty
+    if not tokenizer.encode("text", add_special_tokens=False):
         raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 

@@ -32,10 +32,10 @@ WAIT_SECONDS = 60  # until a network file system surely shows what another node 
 class Lack(NamedTuple):
     """A completion that the store lacks."""
 
-    key: str  # in the store
+    key: str  # its key in the store
     prompt: Rendered
     sampling: Sampling
-    fields: dict[str, Any]  # further fields of its line
+    fields: dict[str, Any]  # further fields of its line in the store
 
 
 class NotStoredError(Exception):
@@ -117,7 +117,7 @@ class Completions:
             return ended_at_stop(completion, sampling.stop)
 
     def keep(self, key: str, fields: dict[str, Any], result: Completion | RefusedError) -> None:
-        """Store a completion, or that the server refuses the request, with `fields`."""
+        """Store a completion or a refusal, with `fields`."""
         if isinstance(result, RefusedError):
             return self._keep(key, fields | {"refused": str(result)})
         written = {name: value for name, value in asdict(result).items() if value != DEFAULTS[name]}
@@ -175,7 +175,7 @@ class Completions:
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
-        """Make the second of two concurrent requests with one key wait for the first."""
+        """Make a request wait while another one with the same key is in progress."""
         while (event := self._under_way.get(key)) is not None:
             await event.wait()
         self._under_way[key] = asyncio.Event()

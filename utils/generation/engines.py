@@ -96,7 +96,7 @@ def read_api_key(path: str | None) -> str:
         if not key:
             flags = "--api_key_addr, for a planner --planner_api_key_addr"
             raise UserError(f"no API key: set OPENAI_API_KEY, or pass the key's file ({flags})")
-    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
+    elif Path(path).exists() and not Path(path).is_file():  # the file is read twice; a pipe can be read once
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
         try:

@@ -9,7 +9,7 @@ from utils.generation.chat import Chat
 from utils.generation.requests import Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and a function from its kept part to the entry
+Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and the function that makes an entry of what is kept
 Join = Callable[[list[str]], str]  # returns the profile's text in the prompt, from the texts of the items
 
 
@@ -109,14 +109,16 @@ class Window:
             kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
             return self._render(prompt.messages(profile=join(texts), **kept))
 
-        bare, alone = [state("") for _, state in entries], length([])
+        bare, alone = [make_entry("") for _, make_entry in entries], length([])
         # One more token per entry, because a text may take one more token between others than on its own.
         seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
         for texts in (trim(entries, alone, seams, self.budget, chat.count), []):
             end, whole = largest(len(question), lambda end, texts=texts: render(texts, end))
             if whole is not None and (end or not question):
                 used = len(texts)
-                shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
+                shortened = sum(
+                    item != make_entry(text) for item, (text, make_entry) in zip(texts, entries, strict=False)
+                )
                 return Trimmed(whole[0], used, len(entries) - used, False, whole[1], shortened, end < len(question))
         return None
 
@@ -171,10 +173,10 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
     """Return an entry, its text cut to fit into `most` tokens; None if it is too long even without text."""
-    text, state = entry
+    text, make_entry = entry
 
     def within(length: int) -> str | None:
-        cut = state(text[:length].rstrip() if length < len(text) else text)
+        cut = make_entry(text[:length].rstrip() if length < len(text) else text)
         return cut if count(cut) <= most else None
 
     return largest(len(text), within)[1]

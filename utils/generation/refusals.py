@@ -200,9 +200,9 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
             except TimeoutError:
                 raise ReadTimeout("no complete answer in time", request=request) from None
         if response.status_code == 429:
-            named = read_retry_after(response.headers)
-            self._quiet_until = max(self._quiet_until, time.monotonic() + named)
-            pause = f", after {named:.1f} s" if named else ""
+            seconds = read_retry_after(response.headers)
+            self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
+            pause = f", after {seconds:.1f} s" if seconds else ""
             self._note(f"the API asks for fewer requests (429){pause}; a lower --max_concurrency may avoid that")
         if response.status_code >= 500 and says_too_long(response.status_code, response.text):
             response.headers["x-should-retry"] = "false"  # read by the client library

@@ -104,7 +104,7 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
         problem = f"no such folder, and no such {kind} on the hub, or a private one (`hf auth login`)"
         raise MissingError(f"{name}: {problem}") from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"{name}: the hub has no branch, tag or commit {revision} of it") from None
+        raise UserError(f"{name}: has no branch, tag or commit {revision} on the hub") from None
     except errors.HFValidationError:
         raise UserError(f"{name!r}: neither a folder nor a valid name on the hub") from None
     except UnicodeError:  # a token in the environment that is not valid in a header
@@ -141,7 +141,7 @@ def _check_token(name: str, error: Exception) -> None:
     """Raise UserError if the hub refused a token (401); if no token was sent, 401 means that there is no such model."""
     response = getattr(error, "response", None)
     if response is not None and response.status_code == 401 and "authorization" in response.request.headers:
-        problem = "the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or was revoked"
+        problem = "the hub does not accept the token (from HF_TOKEN or `hf auth login`): it has expired or was revoked"
         raise UserError(f"{name}: {problem}\n  log in again with `hf auth login`, or remove the token") from None
 
 
