@@ -70,9 +70,8 @@ def order_by_embeddings(
             before = counts.get("texts_embedded", 0)
             embeddings = embed(encoder, list(row_of), batch_size, cache, counts, progress)
             num_embedded = counts["texts_embedded"] - before
-            progress.update(
-                sum(len(record["profile"]) + 1 for record in block) - num_embedded
-            )  # repeated and cached texts
+            # The rest are repeated and cached texts.
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - num_embedded)
             yield from order_block(task, block, row_of, embeddings, encoder)
 
 

@@ -91,7 +91,7 @@ class Searched:
         return places_of
 
     def places(self, ids: Iterable[str | int]) -> set[int]:
-        """Return the places of the items with these ids: some of `ids`, or ids in the dataset, which items may share.
+        """Return the places of the items with these ids, from `ids` or from the dataset, where items may share an id.
 
         ValueError if no item has the id (a text instead of an id, for example).
         """
@@ -159,7 +159,7 @@ class Search:
         self._failure: Exception | None = None  # the encoder's error, if it failed
 
     def _find_encoder(self) -> dict[str, Any]:
-        """Return the encoder's settings; with --cached_only and no encoder here, from the store."""
+        """Return the encoder's settings; with --cached_only, if the encoder is not on this machine, from the store."""
         args = self._args
         try:
             self._pooling = find_pooling(args)

@@ -18,9 +18,8 @@ from utils.base.progress import announce
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"
 MOST_IN_FIELD = 10**7  # characters in a table's field
-_SEPARATOR_LINE = re.compile(
-    r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE
-)  # Excel reads the delimiter from such a line
+# Excel reads the delimiter from such a line.
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 
 
 def is_table(path: str | Path) -> bool:

@@ -19,14 +19,14 @@ FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "com
 
 
 class Room:
-    """Limits the tokens of prompts that are under way at a time; a prompt that is alone may exceed the limit."""
+    """Limits the tokens of the prompts in progress; a prompt that is alone may exceed the limit."""
 
     def __init__(self, size: int):
         self._size, self._taken = size, 0
         self._freed = asyncio.Event()
 
     async def wait(self, tokens: int = 1) -> None:
-        """Wait until there is room for this many tokens; the caller then uses `taken`, before it waits again."""
+        """Wait until there is room for this many tokens; the caller must enter `taken` before its next await."""
         while self._taken and self._taken + tokens > self._size:
             self._freed.clear()
             await self._freed.wait()
@@ -127,7 +127,8 @@ def was_cut(reply: Mapping[str, Any]) -> bool:
 class RefusedError(Exception):
     """The engine will never answer this request; other requests continue.
 
-    `is_certain` is False if the server may be refusing all requests for the same reason, as it has answered none yet.
+    `is_certain` is False if the server may refuse every request for this reason; an answer to another request then
+    rules that out.
     """
 
     def __init__(self, reason: str, is_certain: bool = True):

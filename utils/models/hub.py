@@ -17,7 +17,7 @@ CONFIGS = ("config.json", "adapter_config.json")  # of a whole model, and of a L
 # Names of API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # timeouts for reaching the hub; a slow answer counts as reached
-TRIES = 6  # of a request while the hub fails; the hub's client also makes six
+TRIES = 6  # tries of a request while the hub fails; the hub's client also makes six
 
 T = TypeVar("T")
 

@@ -102,7 +102,7 @@ def check_before_fetching(
     num_gpus: int = 1,
     **limit: Any,
 ) -> None:
-    """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
+    """Raise UserError, before a model is fetched or loaded, if its size is known and certainly too large.
 
     Args:
         value_bytes: bytes per weight; in a training of all weights, including the gradient and AdamW's averages.
