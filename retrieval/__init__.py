@@ -3,4 +3,4 @@
 WITH_ENCODER = ("dense", "hybrid")  # values of --ranker that load a model
 FULL_LENGTH = 512  # tokens: where an encoder cuts texts, unless its files say otherwise; also the unit of --batch_size
 WORDS_VERSION = 2  # of `rankers.words_of`; orders by another version are not reused
-WITHOUT_TEXTS = ("recency", "random")  # values that read no texts
+WITHOUT_TEXTS = ("recency", "random")  # values of --ranker that read no texts

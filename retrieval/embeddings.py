@@ -35,7 +35,7 @@ class Embeddings:
         Args:
             folder: the folder for all encoders; new embeddings are written to it.
             settings: everything except the text that an embedding depends on.
-            read_only: more such folders, to read from only.
+            read_only: further folders of this kind, from which embeddings are only read.
         """
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model_name).name) or "encoder"

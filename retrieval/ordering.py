@@ -59,7 +59,7 @@ def order_by_embeddings(
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
-        cache: where embeddings are looked up and added, if not None.
+        cache: embeddings to read and extend; None: no cache.
         counts: gets "texts_embedded" and, of these, "texts_cut"; with `cache`, also "texts_kept".
     """
     from retrieval.encoder import WINDOW
@@ -70,9 +70,8 @@ def order_by_embeddings(
             before = counts.get("texts_embedded", 0)
             embeddings = embed(encoder, list(row_of), batch_size, cache, counts, progress)
             num_embedded = counts["texts_embedded"] - before
-            progress.update(
-                sum(len(record["profile"]) + 1 for record in block) - num_embedded
-            )  # repeated and cached texts
+            # The rest are repeated and cached texts.
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - num_embedded)
             yield from order_block(task, block, row_of, embeddings, encoder)
 
 
@@ -131,7 +130,7 @@ def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, Ordered]]) -> Iterator[tuple[Record, Ordered]]:
-    """Yield each record with an order that alternates between its order and the order by recency."""
+    """Yield each record with an order that takes items from its given order and from the order by recency in turn."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):

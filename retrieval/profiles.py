@@ -131,7 +131,9 @@ def user_of(task: Task, record: Record) -> tuple[str, str]:
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw for each question the number of another user's question: a cycle over all, redrawn if the user is the same.
+    """Return, for each question, the number of another user's question, whose profile it gets.
+
+    The numbers form a random cycle over all questions; if one gives the same user's profile, it is drawn again.
 
     Args:
         users: the user of each question; at least two differ.

@@ -110,8 +110,9 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
     """Order by BM25Okapi as in the library rank_bm25, which LaMP and LongLaMP use (k1 = 1.5, b = 0.75).
 
     Words are separated by white space and keep their case. If a word is in more than half of the posts, its inverse
-    document frequency is negative, and a quarter of the mean over all words replaces it, which may be negative too. Of
-    equal scores the last post comes first, as in LaMP's code, even if no word of the question occurs in any post.
+    document frequency is negative, and a quarter of the mean over all words replaces it, which may be negative too.
+    Posts with equal scores are in reverse file order, as in LaMP's code, even if no word of the question occurs in any
+    post.
     """
     words = [Counter(post.split()) for post in posts]
     found_in = Counter(itertools.chain.from_iterable(words))
@@ -128,7 +129,7 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
 
 
 def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
-    """Order by date, latest first; of equal dates, the last item in the file comes first. Undated items come last.
+    """Order by date, latest first; items with equal dates are in reverse file order, and undated items come last.
 
     So a profile without dates is in reverse file order, as in LaMP.
     """

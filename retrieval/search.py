@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MOST = 100  # items of an order to store
 AT_ONCE = 64  # texts to embed at a time; a signal can end the run in between
 DTYPE = "float32"
-SERVER = "search by {}"  # the name in the store of the encoder that made the orders
+SERVER = "search by {}"  # the server's name under which the store records an encoder's orders
 
 
 def add_search_arguments(parser: FlagParser) -> None:
@@ -74,16 +74,16 @@ class Searched:
 
     @cached_property
     def ids(self) -> list[str | int]:
-        """A unique id for each item: its id in the dataset.
+        """A unique id for each item: its id in the dataset, or its place in the profile (from 0).
 
-        If that is missing, empty or shared with another item, it is the place in the profile, from 0, instead.
+        The place is used if the dataset's id is missing, empty or shared with another item.
         """
         counts = Counter(self._own_ids)
         return [own if own and counts[own] == 1 else place for place, own in enumerate(self._own_ids)]
 
     @cached_property
     def _places_of(self) -> dict[str | int, set[int]]:
-        """By id in the dataset, the places of the items that have it; and by each of `ids`, its place."""
+        """By id, the places of its items: several if items share an id in the dataset, one for each of `ids`."""
         places_of: dict[str | int, set[int]] = {post_id: {place} for place, post_id in enumerate(self.ids)}
         for place, own in enumerate(self._own_ids):
             if own:
@@ -91,7 +91,7 @@ class Searched:
         return places_of
 
     def places(self, ids: Iterable[str | int]) -> set[int]:
-        """Return the places of the items with these ids: some of `ids`, or ids in the dataset, which items may share.
+        """Return the places of the items with these ids, from `ids` or from the dataset, where items may share an id.
 
         ValueError if no item has the id (a text instead of an id, for example).
         """
@@ -159,7 +159,7 @@ class Search:
         self._failure: Exception | None = None  # the encoder's error, if it failed
 
     def _find_encoder(self) -> dict[str, Any]:
-        """Return the encoder's settings; with --cached_only and no encoder here, from the store."""
+        """Return the encoder's settings; with --cached_only, if the encoder is not on this machine, from the store."""
         args = self._args
         try:
             self._pooling = find_pooling(args)
@@ -186,7 +186,7 @@ class Search:
         return Embeddings(folder, self._name, self._embedding_settings, [self._ranked_embeddings])
 
     def check(self) -> None:
-        """Raise UserError if nothing could be stored, or if --search_device is cuda without a GPU."""
+        """Raise UserError if results could not be stored, or if --search_device is cuda and there is no GPU."""
         if self._args.cached_only:
             return
         self.store.check_writable()

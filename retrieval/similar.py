@@ -1,8 +1,8 @@
-"""--other_profile similar: the profile of another asker in the same category whose posts are most like the question.
+"""--other_profile similar: another asker's profile from the same category, with the posts most similar to the question.
 
-Compared with the asker's own profile and a random one, it shows whether knowing the topic helps as much as knowing the
-person. A profile's likeness is the mean score of its best `BEST` posts, by the ranker that also orders them: dot
-products, or BM25 over all posts of the category. The seed breaks ties.
+This control shows whether knowing the topic helps as much as knowing the person. The similarity of a profile to the
+question is the mean score of its best `BEST` posts, by the ranker that also orders them: dot products, or BM25 over all
+posts of the category. The seed breaks ties.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def by_embeddings(row_of: dict[str, int], embeddings: np.ndarray) -> ScoresOf:
 def find_similar(
     source: Source, task: Task, args: argparse.Namespace, records: list[Record], scores_of: ScoresOf
 ) -> Iterator[tuple[int, int | None]]:
-    """Yield the number of each question to rank, and of the question whose profile it gets (None: no profile is left).
+    """Yield each question's number, and the number of the question whose profile it gets (None: no profile is left).
 
     A profile is excluded if it belongs to the same user, or shares a post with the asker's own profile. If posts have
     dates, posts later than the asker's latest one do not count (and are not shown, see `Source.read`).
@@ -87,13 +87,15 @@ def _in_group(
         scores = score(query) if others else np.empty(0)
         if (latest := latest_date(task, records[number])) is not None:
             scores = np.where([date is not None and date > latest for date in dates], -np.inf, scores)
-        likeness = {other: best for other in others if (best := _best(scores[places[other]])) > -np.inf}
+        similarity = {other: best for other in others if (best := _best(scores[places[other]])) > -np.inf}
         progress.update()
-        if not likeness:
+        if not similarity:
             yield number, None
             continue
-        top = max(likeness.values())
-        ties = sorted((other for other in likeness if likeness[other] == top), key=lambda other: records[other]["id"])
+        top = max(similarity.values())
+        ties = sorted(
+            (other for other in similarity if similarity[other] == top), key=lambda other: records[other]["id"]
+        )
         yield number, random.Random(f"{args.seed} {records[number]['id']}").choice(ties)
 
 

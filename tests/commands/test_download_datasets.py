@@ -210,7 +210,7 @@ IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
     "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
     "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: the size of a file differs from "),
-    "no branch": ("", FINE, ["--revision", "nix"], "the hub has no branch, tag or commit nix of it\n"),
+    "no branch": ("", FINE, ["--revision", "nix"], "has no branch, tag or commit nix on the hub\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }
 
@@ -270,7 +270,7 @@ def test_an_expired_token_is_named(hub, download, code):
     """The hub then refuses public repositories too."""
     hub.fault = lambda method, path: Fault(401, code)
     errors = download.refuse()
-    said = "the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or was revoked"
+    said = "the hub does not accept the token (from HF_TOKEN or `hf auth login`): it has expired or was revoked"
     assert errors == f"error: {NAME}: {said}\n  log in again with `hf auth login`, or remove the token\n"
 
 
@@ -387,7 +387,7 @@ def test_pairs_become_a_dataset_and_two_response_files(hub, download, pairs):
     count = len(others) + 1
     assert printed.splitlines()[:2] == [
         f"{stem}.json: {count} questions of commit {commit}; the paper's Table 1 of the test set says 767",
-        f"{stem}.json: 1 of {count} ids not in {download.file(split='test')}, and 1 only there",
+        f"{stem}.json: 1 of {count} ids not in {download.file(split='test')}; 1 only in the latter",
     ]
     assert "Lifestyle_and_Personal_Development.json: ids not compared; download the dataset with Life" in printed
     for category in {category for category, _ in QUESTIONS}:

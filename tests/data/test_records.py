@@ -132,7 +132,7 @@ def test_named_questions_are_taken_in_the_files_order(tmp_path):
     assert ids_of(select_questions(records, ids_addr=str(path))) == ["q1", "q3"]
     assert ids_of(select_questions(records, 1, ids_addr=str(path))) == ["q1"]
     path.write_text("elsewhere\n")
-    with pytest.raises(UserError, match=r"ids\.txt: has no id of the dataset, whose first is 'q0'"):
+    with pytest.raises(UserError, match=r"ids\.txt: has none of the dataset's ids, such as 'q0'"):
         select_questions(records, ids_addr=str(path))
 
 

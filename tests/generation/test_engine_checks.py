@@ -95,7 +95,7 @@ def test_answers_are_requested_without_log_probabilities(temperature):
 
 @pytest.mark.parametrize(
     ("lowest", "on_gpu", "refusal"),
-    [(7.5, True, "this GPU has 7.5"), (8.0, False, "this machine has none"), (8.0, True, None)],
+    [(7.5, True, "this GPU has 7.5"), (8.0, False, "this machine has no GPU"), (8.0, True, None)],
 )
 def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monkeypatch):
     monkeypatch.setattr(vllm_engine, "find_capabilities", lambda: {"GPU 0": 9.0, "GPU 1": lowest})

@@ -266,7 +266,7 @@ def test_an_incomplete_download_is_completed_at_the_same_commit(tmp_path):
 
 
 def test_an_expired_token_is_named_also_if_the_model_is_in_the_cache(tmp_path, monkeypatch):
-    said = f"error: {MODEL}: the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or"
+    said = f"error: {MODEL}: the hub does not accept the token (from HF_TOKEN or `hf auth login`): it has expired or"
     with serve(FILES) as hub:
         hub.fault = lambda method, path: Fault(401, "RepoNotFound")
         missing = f"error: {MODEL}: no such folder, and no such model on the hub, or a private one"

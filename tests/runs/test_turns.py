@@ -250,7 +250,8 @@ def test_a_stop_that_the_server_ignores_ends_the_reply(runs, reply, expected, ca
     for [answer] in runs.answers.values():
         assert (answer["output"], answer["raw"], answer["truncated"]) == (expected, expected, False)
         assert answer.get("stop_ignored", False) == is_ignored
-    note = f"note: the server ignored the stop texts in {len(IDS)} of {len(IDS)} replies; each was cut at the first one"
+    problem = f"the server ignored the stop texts in {len(IDS)} of {len(IDS)} replies"
+    note = f"note: {problem}; each reply was cut at its first stop text"
     manifest = json.loads(runs.output.with_name("answers.json.manifest.json").read_text())
     assert (note in capsys.readouterr().err, manifest.get("stops_ignored_by_server")) == (
         is_ignored,

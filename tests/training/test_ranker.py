@@ -281,10 +281,10 @@ def test_a_killed_selection_leaves_nothing_and_is_repeated(warm, world):
 def test_states_of_another_model_or_of_other_responses_are_refused(world):
     world.make("other", 3, first=3000, model="n@2")
     with pytest.raises(
-        UserError, match=r"other\.safetensors: different states from those that .*ranker learned from: m"
+        UserError, match=r"other\.safetensors: not made like the states on which .*ranker was trained: m"
     ):
         world.select("other")
-    with pytest.raises(UserError, match=r"different states from those that the ranker learned from: model: .m@1."):
+    with pytest.raises(UserError, match=r"not made like the states on which the ranker was trained: model: .m@1."):
         world.train("train", "--validation_addr", *world.files("other"), output="x")
     shutil.copy(world.path("train.json"), world.path("test.json"))
     with pytest.raises(UserError, match=r"test\.safetensors: not made from the current .*test\.json, according"):

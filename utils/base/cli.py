@@ -1,7 +1,6 @@
-"""The scripts' command line: types of flags' values, flags without effect, and the flags that several scripts share.
+"""The scripts' command line: value types, a parser that refuses flags without effect, and flags that scripts share.
 
-A shared flag has one spelling and one meaning in every script. How a run ends is in errors.py; scripts take these names
-from here too.
+A shared flag has the same name and meaning in every script. Scripts also import the names of errors.py from here.
 """
 
 import argparse
@@ -47,9 +46,9 @@ class Arguments(argparse.Namespace):
         idle: names of the flags that do not affect an output.
     """
 
-    __slots__ = ("given", "idle", "is_frozen")  # a copy sets them in this order: freezing comes last
+    __slots__ = ("given", "idle", "is_frozen")  # copying sets them in this order, so `is_frozen` is last
 
-    # The values for commands without these flags. As class attributes, they are in no settings and no manifest.
+    # Defaults for commands that lack these flags. Class attributes do not appear in settings or manifests.
     trace, num_shards, max_retries, num_contexts, set, requests_to = False, 1, 0, 0, None, None
     start_adapter, schedule, lora_alpha, lora_dropout, lora_target_modules = None, "linear", 16, 0.05, None
 
@@ -92,10 +91,12 @@ class FlagParser(argparse.ArgumentParser):
         self.idle: dict[str, str] = {}  # flag that does not affect an output -> the reason
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
-        """Refuse these flags (separated by spaces) if they are given in a mode in which they have no effect.
+        """Refuse these flags (separated by spaces) if they are given but have no effect.
 
-        `when` returns, from the parsed flags, whether the mode is on; `why` is said after "has no effect"; `remedy` is
-        an alternative to removing the flags.
+        Args:
+            when: returns whether they have no effect, given the parsed flags.
+            why: how the message "--flag: has no effect ..." ends.
+            remedy: what the user can do instead of removing the flags.
         """
         self._rules.append((flags.split(), when, why, remedy))
 
@@ -104,12 +105,12 @@ class FlagParser(argparse.ArgumentParser):
         self.idle |= dict.fromkeys(flags.split(), because)
 
     def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
-        """Replace a link to a local model's folder by its target, because training may change the link at any time."""
+        """Resolve a link to a local model in this flag's value, because training may change the link at any time."""
         self._models[flag.removeprefix("--")] = is_behind_api
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
-        refusals: dict[str, str] = {}  # by flag; the last rule that refuses a flag counts: it says what to add first
+        refusals: dict[str, str] = {}  # by flag; if several rules refuse it, the last one names the flag to add first
         for flags, when, why, remedy in self._rules:
             given = [flag for flag in flags if flag in self._given]
             if given and when(parsed):
@@ -130,7 +131,7 @@ class FlagParser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else args
         self._given = dict.fromkeys(word.partition("=")[0] for word in words)
         for word in words:
-            if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
+            if not is_text(word):  # the manifest, written at the end of the run, must be UTF-8
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or use another name")
         try:
             words = list(map(at_home, words))
@@ -164,7 +165,7 @@ def is_text(word: str) -> bool:
 
 
 def at_home(word: str) -> str:
-    """Return a path, or `--flag=PATH`, with ~ or ~user at the path's beginning expanded, which shells do not always do.
+    """Expand ~ or ~user at the beginning of a path or of the value in `--flag=PATH`, as some shells do not.
 
     ArgumentTypeError if there is no such user.
     """
@@ -188,19 +189,19 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem: str) -> Callable[[str], float]:
-    """Return a flag's `type`: a function of its text that returns a valid number, and otherwise raises for argparse."""
+    """Return an argparse `type` for a number of this kind; `problem` is the message if the number is not valid."""
 
     def read(text: str) -> float:
         if not is_valid(value := kind(text)):
             raise argparse.ArgumentTypeError(f"{text} {problem}")
         return value
 
-    read.__name__ = name  # argparse names it if the text is not a number
+    read.__name__ = name  # shown in argparse's message if the text is not a number
     return read
 
 
 def api_address(text: str) -> str:
-    """Return a server's address unchanged, as the `type` of a flag; ArgumentTypeError if it is not valid."""
+    """Return a server's address unchanged (an argparse `type`); ArgumentTypeError if it is not valid."""
     if problem := address_problem(text):
         is_default = text == os.environ.get("OPENAI_BASE_URL")
         raise argparse.ArgumentTypeError(f"OPENAI_BASE_URL in the environment: {problem}" if is_default else problem)
@@ -208,8 +209,8 @@ def api_address(text: str) -> str:
 
 
 def address_problem(text: str) -> str | None:
-    """Return why `text` is not a server's HTTP address, or None; `text` is not repeated, as it may have a password."""
-    with suppress(ValueError):  # a port that is not a number, or a bracket that does not close
+    """Return why `text` is not an HTTP address, without quoting it and its password; None if it is one."""
+    with suppress(ValueError):  # an invalid port, or an unclosed bracket
         parts = urlsplit(text)
         is_complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_complete and not parts.fragment and text.isprintable() and " " not in text:
@@ -218,7 +219,7 @@ def address_problem(text: str) -> str | None:
 
 
 def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:
-    """Return a flag's `type` that returns None for this word, and otherwise what `kind` returns."""
+    """Return an argparse `type` that turns `word` into None and parses any other text with `kind`."""
 
     def read(text: str) -> float | None:
         return None if text == word else kind(text)
@@ -228,7 +229,7 @@ def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | 
 
 
 def json_object(taken: Sequence[str], why: str) -> Callable[[str], dict[str, Any]]:
-    """Return a flag's `type` that accepts a JSON object without the keys in `taken`; `why` is said about such a key."""
+    """Return an argparse `type` for a JSON object; `why` is the reason for refusing a key in `taken`."""
 
     def read(text: str) -> dict[str, Any]:
         try:
@@ -251,11 +252,11 @@ non_negative_int = value_type("non_negative_int", int, lambda value: value >= 0,
 non_negative_float = value_type(
     "non_negative_float", float, lambda value: 0 <= value < math.inf, "is not a number from 0 up"
 )
-LEAST_PRICE = 0.001  # US dollars per million tokens; a lower price is probably that of one token
+LEAST_PRICE = 0.001  # US dollars per million tokens; a lower price is probably per token
 
 
 def price(text: str) -> float:
-    """Return a price in US dollars per million tokens; a note says if it looks like the price of one token."""
+    """Return a price in US dollars per million tokens; print a note if it looks like a price per token."""
     value = non_negative_float(text)
     if 0 < value < LEAST_PRICE:
         unit = "prices are in US dollars per million tokens"
@@ -272,15 +273,15 @@ fraction = value_type("fraction", float, lambda value: 0 < value <= 1, "is not a
 
 VERSION = "1.0.0"  # docs/changelog.md says what each version changes in numbers; CITATION.cff has it too
 
-# Only warnings and errors of these are shown, because their other messages have addresses and headers with secrets.
+# Loggers limited to warnings and errors, because other messages contain addresses and headers with secrets.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
-# Flags besides temperature, top_p and seed, by their names in a request: SAMPLED only those of sampling, FURTHER all.
+# Flags besides temperature, top_p and seed that change requests. SAMPLED lists those that affect sampling.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
-LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
+LIMITS = ("max_tokens", "max_completion_tokens")  # OpenAI's old and new name of the same limit
 
-# Parameters of a request and variables of a chat template that users may not set, because we set them.
+# Request parameters and chat template variables that users may not set, because this program sets them.
 OWN_PARAMETERS = ("model", "messages", "stream", "n", "response_format", "max_completion_tokens", "max_tokens",
                   "temperature", "top_p", "seed", "top_k", "min_p", "presence_penalty", "reasoning_effort",
                   "chat_template_kwargs")  # fmt: skip
@@ -309,7 +310,7 @@ def set_up_logging(level: str) -> None:
 
 # fmt: off
 def add_loading_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> Callable:
-    """Add the flags that name a model and load it with vLLM; return the function that adds others to their group."""
+    """Add the flags that name a model and load it with vLLM; return the function that adds flags to their group."""
     add = parser.add_argument_group("model").add_argument
     add(model_flag, required=required, metavar="MODEL", help=model_help)
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
@@ -345,11 +346,11 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--openai", action="store_true", help="use an OpenAI-compatible API")
     add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
     add("--base_url", metavar="URL", type=api_address,
-        default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
+        default=os.environ.get("OPENAI_BASE_URL") or None,  # as the default, so that the manifest has it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--model_id", metavar="NAME", help="identity of the API's model (default: the name it reports)")
     add("--max_concurrency", type=positive_int, default=32,
-        help="maximum number of concurrent API requests; reduced if the API asks for it (%(default)s)")
+        help="maximum number of concurrent API requests; after a 429, all wait as long as the API asks (%(default)s)")
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
         help="retry an API request that has no answer after this many seconds (%(default)s)")
     add("--extra_body", type=extra_body, metavar="JSON",
@@ -440,8 +441,8 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
         help="use only stored completions: send no requests, load no model (off)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--requests_to", metavar="FILE",
-        help="write the requests to APIs that the store lacks to this file, instead of sending them (utils/batch.py "
-        "uses it)")
+        help="write API requests whose completions the store lacks to this file, instead of sending them (used by "
+        "utils/batch.py)")
     parser.not_a_setting("--requests_to", "it only decides who sends requests")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
@@ -496,9 +497,10 @@ def prepare_run(args: Arguments, outputs: list[str], inputs: list[str]) -> Argum
 
 def set_up_torch(log_level: str) -> None:
     """Set environment variables that torch reads when it is imported, unless the user has set them."""
-    # How often a CPU thread polls for the next operation before it sleeps. 3000 covers the gaps within a model's step,
-    # and leaves the core to the driver afterwards. Measured on four idle cores: 285 tokens per second, and 188 without
-    # polling; with one core busy: 76, 86 without polling, and 27 with libgomp's default of 300,000.
+    # How often a CPU thread polls for the next operation before it sleeps. 3000 polls cover the gaps within a model's
+    # step; between steps, the thread sleeps and leaves the core to the main thread. Measured on four idle cores: 285
+    # tokens per second, or 188 without polling. With one core busy: 76 tokens per second, or 86 without polling, or 27
+    # with libgomp's default of 300,000 polls.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     if log_level == "warning":

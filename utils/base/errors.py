@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 USER_ERROR = 2  # exit code: a problem that the user can solve
-# Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.
+# Exit code: a server, engine or disk failed (run the same command again), or at least half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
 UNREAD = 141  # exit code: the reader of a pipe has ended (... | head); shells use the same code for SIGPIPE
 RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
-LEAVE_SECONDS = 8  # seconds to end after a SIGTERM; schedulers send SIGKILL after 10 s or more
-# Variables of the environment that HTTP clients read.
+LEAVE_SECONDS = 8  # seconds from SIGTERM to a forced end; schedulers send SIGKILL after 10 s or more
+# Environment variables that HTTP clients read.
 OF_CLIENTS = "*_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, SSLKEYLOGFILE, HF_* and OPENAI_*"
 TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher (accelerate launch) may start
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -75,7 +75,7 @@ def printable(text: str) -> str:
 
 _RESUME = "finished work is kept, run the same command again to resume"
 _MAKE_WRITABLE = "make it writable, or choose another path; finished work is kept"
-AWAY = (errno.EIO, errno.ESTALE)  # a disk or its server fails, perhaps only for a while (exit code 1)
+AWAY = (errno.EIO, errno.ESTALE)  # a disk or file server failed, perhaps temporarily (exit code 1)
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_RESUME}",
     errno.EDQUOT: f"free some of your disk quota; {_RESUME}",
@@ -96,7 +96,7 @@ class UserError(Exception):
 
 
 class PassingError(UserError):
-    """Something outside has failed, and the same command may succeed later (exit code 1)."""
+    """A failure outside this program, such as of a server; the same command may succeed later (exit code 1)."""
 
 
 class EngineDiedError(PassingError):
@@ -105,9 +105,9 @@ class EngineDiedError(PassingError):
 
 @contextmanager
 def setting_up_client() -> Iterator[None]:
-    """Turn any error of a client that reads the environment into a UserError with the error's type alone.
+    """Turn any error in setting up an HTTP client into a UserError that names only the error's type.
 
-    The error's text may show a proxy's password or a token.
+    The error's own text may contain a proxy's password or a token.
     """
     try:
         yield
@@ -156,10 +156,10 @@ def run_script(main: Callable[[], int]) -> None:
     something hangs. 141, silently: the reader of a pipe has ended.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: else the next file that is opened would take its place
+        if getattr(sys, name) is None:  # closed by the shell: the next file opened would get its descriptor
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
-    sys.stdout.reconfigure(errors="backslashreplace")  # no unusual character ends a run
-    # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
+    sys.stdout.reconfigure(errors="backslashreplace")  # so that no unusual character ends a run
+    # Shells make background jobs ignore SIGINT, but `_terminate` raises it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _leave_if_interrupted
@@ -168,7 +168,7 @@ def run_script(main: Callable[[], int]) -> None:
         _on_signals(lambda *_: os._exit(code))  # nothing is left to interrupt
     except KeyboardInterrupt as interrupt:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
-        _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better to print the hint twice than never
+        _on_signals(partial(_leave, hint=hint))  # SLURM sends several signals; the hint may be printed twice
         warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before the await
         _tell(hint)
         _on_signals(lambda *_: os._exit(code))
@@ -203,7 +203,7 @@ def _tell(text: str) -> None:
 
 
 def _give_up_streams() -> None:
-    """Let the interpreter's last flush of stdout and stderr succeed, where nobody reads them or their disk is full."""
+    """Redirect streams that cannot be flushed to /dev/null, so that the interpreter's last flush succeeds."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -217,7 +217,7 @@ def _on_signals(handler: Callable[[int, object], None]) -> None:
 
 
 def report_missing(count: int, unit: str) -> int:
-    """Print how many pieces (`unit`: their noun, in the singular) a server failed to give, and return the exit code."""
+    """Print how many pieces (`unit` is the singular noun) are missing after server failures; return the exit code."""
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
@@ -229,7 +229,7 @@ def report_missing(count: int, unit: str) -> int:
 def exit_on_signal() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
 
-    It is for code that may swallow the exception, as vLLM's start-up does. Nothing is lost: finished work is on disk,
+    Used around code that may swallow the exception, such as vLLM's start-up. Nothing is lost: finished work is on disk,
     and the engine's processes end with this process.
     """
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -247,9 +247,9 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """End the process if a signal came while an object was finalized, because Python would ignore the exception.
+    """End the process if a signal arrived while an object was finalized, because Python would ignore the exception.
 
-    Python's warning about a coroutine that a bare `except` in a method keeps from closing is not shown (utils/runs).
+    Python's warning about a coroutine of a user's method is not shown, if a bare `except` keeps it from closing.
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)

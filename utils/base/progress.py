@@ -12,7 +12,7 @@ from pathlib import Path
 from utils.base.errors import is_first_process, printable
 
 LINE_SECONDS = 30  # between two plain lines, so that the log of a day's run stays readable
-ENOUGH = 3  # pieces to finish before an ETA is shown, if one piece is worked on at a time
+ENOUGH = 3  # finished pieces before an ETA is shown, if pieces are made one at a time
 LARGE = 100 * 10**6  # bytes; such a file takes seconds to read or to write
 
 
@@ -44,12 +44,14 @@ class Progress:
     """Counts finished pieces, and shows their number, their rate, and the time for the rest."""
 
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
-        """Begin at `initial` of `total` pieces, which an earlier run has finished, and show it; `unit` is a plural.
-
-        With `quiet`, nothing is shown before the first piece is finished; if `total` is 0, nothing is shown at all.
-
-        No ETA is shown before about `at_once` pieces are finished: this many pieces begin and finish almost together,
-        so an ETA from the first few would be far too long.
+        """
+        Args:
+            total: the number of pieces; 0 has the effect of `quiet`.
+            unit: the plural noun for the pieces.
+            initial: how many pieces an earlier run has finished.
+            at_once: how many pieces begin and finish almost together. An ETA is shown only after about this many,
+                because one from the first few would be far too long.
+            quiet: show nothing before the first piece is finished.
         """
         self.total, self.unit = total, unit
         self.initial = self.done = initial
@@ -96,7 +98,7 @@ class Progress:
         announce(", ".join([f"{self.done}/{self.total} {self.unit}", *figures]))
 
     def _figures(self, sign: str) -> list[str]:
-        """Return rate, time and counts as texts, but no meaningless ones; `sign` separates a count's name and value."""
+        """Return rate, time and counts as texts, if they mean something; `sign` separates a count's name and value."""
         seconds = time.monotonic() - self._started
         finished = self.done - self.initial
         figures = []

@@ -14,10 +14,10 @@ from utils.base.manifest import without_password
 from utils.base.progress import Progress, announce
 from utils.base.writing import delete_leftovers, locked, open_whole, replacing
 
-TRIES = 6  # tries in a row that receive no data, after which the download fails
+TRIES = 6  # consecutive tries without new data, after which the download fails
 WAIT = 1.0  # seconds before the second try, doubled before each further try
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
-LONGEST_WAIT = 600.0  # seconds; if a server names a longer wait, it counts as naming none
+LONGEST_WAIT = 600.0  # seconds; a server's request for a longer wait is ignored
 MB = 10**6
 
 
@@ -56,8 +56,8 @@ def _download(url: str, path: Path) -> None:
     with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = start = file.tell()
-            retry_after, failure = 0.0, PassingError  # the wait that the server names
-            # The server sends the rest if its file has not changed since (has the same tag), else the whole file.
+            retry_after, failure = 0.0, PassingError  # `retry_after`: the seconds that the server asks to wait
+            # The server sends the rest if its file still has the same tag, and otherwise the whole file.
             resumed = {"Range": f"bytes={start}-", "If-Range": tag} if start and tag else {}
             try:
                 with client.stream("GET", url, headers=resumed) as response:
@@ -101,7 +101,7 @@ def _download(url: str, path: Path) -> None:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that an answer asks to wait; 0 if it names no time, or more than `LONGEST_WAIT`.
+    """Return the seconds that a response asks to wait; 0 if it asks for none, or for more than `LONGEST_WAIT`.
 
     `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
     """

@@ -32,7 +32,7 @@ PATIENCE = 10  # seconds to wait for another process that is about to finish wri
 
 
 def check_could_write(path: Path) -> None:
-    """Raise UserError if a file surely cannot be written at `path`: a folder, no permission, or a full disk."""
+    """Raise UserError if writing to `path` is certain to fail: it is a folder, not permitted, or on a full disk."""
     with as_user_error(path):
         if path.is_dir():
             raise UserError(f"{path}: is a folder; choose a file name")
@@ -44,7 +44,7 @@ def check_could_write(path: Path) -> None:
         if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         disk = os.statvfs(folder)
-        if disk.f_blocks and not disk.f_bavail:  # before anything is paid for that could not be kept
+        if disk.f_blocks and not disk.f_bavail:  # before a run pays for results that it could not keep
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -87,14 +87,14 @@ def open_appending(path: Path) -> IO[bytes]:
 
 
 def own_name() -> str:
-    """Return a name for a file to which only this process appends; the names of older such files sort before it."""
+    """Return a unique name for a file to which only this process appends. Names of older files sort first."""
     host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
     now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
-    """Write a line to an unbuffered file, which may take it in parts; an OSError names `path`."""
+    """Write a whole line to an unbuffered file, in several writes if necessary; an OSError names `path`."""
     try:
         while line:
             line = line[file.write(line) :]
@@ -107,7 +107,7 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. On exit, the file there replaces `path`; after an error, it is deleted.
 
-    At any time, also after a power cut, readers see either the old file or the new one. An OSError names a file.
+    At any time, also after a power cut, readers see either the old file or the new one. An OSError names the file.
     """
     path = real_path(path)
     staged = staged_path(path)
@@ -116,9 +116,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
             yield staged
         sync_path(staged)
         os.replace(staged, path)
-        with suppress(PermissionError):  # files may be made in the folder but not listed
+        with suppress(PermissionError):  # the folder may be writable but not readable
             sync_path(path.parent)
-    except BaseException:  # of any kind: only the space is freed, as on a full disk
+    except BaseException:  # any error: free the space
         staged.unlink(missing_ok=True)
         raise
 
@@ -129,7 +129,7 @@ def write_atomically(path: str | Path, text: str) -> None:
 
 
 def delete_leftovers(path: Path) -> None:
-    """Delete what killed processes left of a file and its manifest under temporary names. The caller holds the lock."""
+    """Delete temporary files that killed processes left of a file and its manifest. The caller holds the lock."""
     path = real_path(path)
     for name in (path.name, f"{path.name}.manifest.json"):
         for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):
@@ -244,7 +244,7 @@ class HeldError(UserError):
 def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the locks of these outputs; HeldError if another process still holds one after `patience` seconds."""
     with ExitStack() as stack:
-        for output in sorted(outputs):  # in one order: no two processes wait for each other
+        for output in sorted(outputs):  # always in the same order, so that no two processes wait for each other
             try:
                 lock = Lock(output, min(patience, PATIENCE))
             except HeldError as error:
@@ -257,11 +257,11 @@ def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
 
 
 class Lock:
-    """Reserves an output for this process while this object exists.
+    """A lock on an output, held by this process while this object exists.
 
     The kernel releases the lock however the process ends; the next run takes over a leftover lock file. On a file
-    system without `flock`, the lock file itself is the lock, and filelock takes over that of a process that has ended
-    on this host.
+    system without `flock`, the lock file itself is the lock, and filelock takes over a lock file whose process has
+    ended on this host.
     """
 
     def __init__(self, output: str | Path, patience: float = 0):

@@ -1,8 +1,8 @@
 """Read and check datasets, with exact error messages.
 
 A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of records. Each benchmark's module defines its
-records' fields; unknown fields are kept. Files are read one record at a time: one of a gigabyte takes no more memory
-than its largest record."""
+records' fields; unknown fields are kept. Files are read one record at a time, so even a file of a gigabyte only
+takes the memory of its largest record."""
 
 import codecs
 import hashlib
@@ -117,7 +117,7 @@ def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
 
 
 def fields_of(needs: Needs, task: Task) -> set[str]:
-    """Return the names of needed fields; ValueError for one that the task does not have, which is misspelt."""
+    """Return the names of the needed fields; ValueError if the task lacks one, because the caller misspelt it."""
     names = set(needs(task) if callable(needs) else needs)
     if unknown := names - {*task.fields, *task.annotations, "question", task.group_field}:
         raise ValueError(f"{task.name} has no field {min(unknown)!r}")
@@ -175,7 +175,7 @@ class DatasetFile:
         return len(self._places)
 
     def __getitem__(self, number: int) -> Record:
-        """Return the record with this number, its id a string; UserError if the file has changed since `scan`."""
+        """Return the record with this number and a string id; UserError if the file has changed since `scan`."""
         offset, length = self._places[number]
         try:
             with open(self.path, "rb") as file:
@@ -190,7 +190,7 @@ class DatasetFile:
 
 
 def _version(file: Path | int) -> list[int]:
-    """Return values of a file that change when the file is replaced or written again."""
+    """Return values that change when a file is replaced or written again."""
     status = os.stat(file)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
@@ -223,7 +223,7 @@ def check_record(record: Any, where: str, needs: Needs) -> None:
 
 
 def with_profile(record: Record, path: str | Path, needs: Needs) -> Record:
-    """Return a checked record of this file, whose profile is opened if `needs` has it and it refers to a context.
+    """Return a checked record of this file; if its profile is needed and refers to a context, open the profile.
 
     UserError if the context is missing or invalid. No other function follows references to contexts.
     """
@@ -239,9 +239,9 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
     """
     for (first, ids), (second, others) in combinations(datasets.items(), 2):
         if shared := [question_id for question_id in ids if question_id in others]:
-            those = "an id is" if len(shared) == 1 else f"{len(shared)} ids are"
+            subject = "an id is" if len(shared) == 1 else f"{len(shared)} ids are"
             raise UserError(
-                f"{first} and {second}: {those} in both: {first_five(shared)}\n"
+                f"{first} and {second}: {subject} in both: {first_five(shared)}\n"
                 "  one table cannot include both: make ids unique across all categories"
             )
 
@@ -255,15 +255,14 @@ def select_questions(
 ) -> list[Record]:
     """Return one shard of the first `limit` records, in file order; a hash of a record's id decides its shard.
 
-    With `ids_addr`, only records count whose ids are in this text file, one per line; UserError if there are none.
+    With `ids_addr`, select only from records whose ids are in this text file, one per line; UserError if there are
+    none.
     """
     if ids_addr is not None:
         ids = {comparable(line) for line in read_text(ids_addr).splitlines() if line.strip()}
         kept = [record for record in records if record["id"] in ids]
         if not kept:
-            raise UserError(
-                f"--ids_addr {ids_addr}: has no id of the dataset, whose first is {quote(records[0]['id'])}"
-            )
+            raise UserError(f"--ids_addr {ids_addr}: has none of the dataset's ids, such as {quote(records[0]['id'])}")
         records = kept
     return [record for record in records[:limit] if shard_of(record["id"], num_shards) == shard_index]
 

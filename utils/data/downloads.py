@@ -44,7 +44,7 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
 
         get_session()
     where, unreachable = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}, None
-    try:  # snapshot_download would wait without a limit, and use the cache's commit silently
+    try:  # snapshot_download would wait without a limit, and silently use the cached commit
         with hub_errors(name, cache_dir, "dataset", revision):
             ask_hub(HfApi().dataset_info, name, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
     except (UnreachableError, HubFailedError) as error:
@@ -98,16 +98,16 @@ def make_file(
     run: dict[str, Any],
     skip_invalid: bool = False,
 ) -> None:
-    """Write one dataset file and its manifest, which begins with `run`, and print a summary.
+    """Write one dataset file and its manifest, which has the fields of `run`, and print a summary.
 
-    Files beside the dataset are written first: one of the histories that questions share, and one for each column of
+    Files beside the dataset are written first: one with the histories that questions share, and one for each column of
     responses. With `skip_invalid`, questions whose end lies outside their history are left out.
     """
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
     names += chain.from_iterable(originals.tables.values())
-    stem = real_path(path).with_suffix("")  # of a link's target, which is the file that is written
+    stem = real_path(path).with_suffix("")  # of the file that is written: a link's target
     has_contexts = originals.contexts or originals.link
     contexts_path = stem.with_name(f"{stem.name}_contexts.jsonl") if has_contexts else None
     name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
@@ -137,7 +137,7 @@ def make_file(
             figures: dict[str, Any] = {"questions": number, **({"counts": counts} if counts else {})}
             for response_path, wanted in responses.items():
                 content = texts[column := wanted["response"]]
-                if column == RATINGS:  # of responses that are written by now
+                if column == RATINGS:  # ratings refer to the responses, which are written by now
                     content = {"verdicts": content, "responses": file_hash(next(iter(responses)))}
                 publish(response_path, content, {**run, "settings": wanted})
         else:
@@ -153,7 +153,7 @@ def make_file(
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
-    """Describe skipped questions, identical options, and a number of questions that differs from the published one."""
+    """Describe skipped questions, identical options, and a difference from the published number of questions."""
     notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         notes.append(f"{figures['skipped']} skipped, because the history ends at a message that does not exist")
@@ -167,7 +167,7 @@ def describe_figures(figures: dict[str, Any]) -> str:
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
-    """Return the path at the source of each linked history, by link; UserError if the source lacks the file.
+    """Return, by link, the path of each linked history at the source; UserError if the source lacks the file.
 
     A link ends with a path relative to the table's folder or a parent of it; an address or folders may come first.
     """
@@ -206,7 +206,7 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
 def write_joined(
     task: Task, split: str, originals: Originals, files: dict[str, Path], path: Path
 ) -> tuple[int, dict[str, dict[str, Any]], dict[str, int]]:
-    """Write the records that a benchmark joins from tables; return their number, files beside, and `join`'s counts."""
+    """Write the records that a benchmark joins from tables; return their number, other files, and `join`'s counts."""
     rows = lambda paths: chain.from_iterable(rows_of(files[file]) for file in paths)  # noqa: E731
     placed, texts, counts = task.files.join(split, {name: rows(paths) for name, paths in originals.tables.items()})
     if not placed:
@@ -243,13 +243,13 @@ def write_questions(
 
 
 def compare_ids(path: Path, other: Path) -> None:
-    """Print how many ids are in only one of two datasets with the same questions, or how to get the dataset `other`."""
+    """Print how many ids are in only one of two datasets; if `other` is missing, print how to get it."""
     if not other.exists():
         print(f"{path}: ids not compared; download the dataset with {other.name} to this folder, and run this again")
         return
     ids, others = ({record["id"] for record in read_questions(dataset, [])} for dataset in (path, other))
     only_here, only_there = len(ids - others), len(others - ids)
-    print(f"{path}: {only_here} of {count_noun(len(ids), 'id')} not in {other}, and {only_there} only there")
+    print(f"{path}: {only_here} of {count_noun(len(ids), 'id')} not in {other}; {only_there} only in the latter")
 
 
 def write_with_contexts(
@@ -293,7 +293,7 @@ def write_with_contexts(
 
 
 def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
-    """Count the questions with two options of the same text, and the questions whose right option has a twin."""
+    """Count the questions with two options of the same text, and those whose right option is one of them."""
     twins = {"identical_options": 0, "identical_to_right": 0}
     for record in records:
         texts = task.options.texts(record) if task.options else {}

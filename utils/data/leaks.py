@@ -17,7 +17,7 @@ _UNSPACED = regex.compile(r"[\p{Han}\p{scx=Hira}\p{scx=Kana}\p{Line_Break=SA}]")
 def find_leaks(task: Task, record: Record) -> Iterator[str]:
     """Yield, for each profile item, the names of the hidden texts that it contains word for word, each name once.
 
-    Shorter hidden texts than `is_telling` wants are in many posts by chance and are not searched.
+    Hidden texts that are not `is_telling` are skipped, because many posts contain such short texts by chance.
     """
     hidden = [(name, text) for name, text in task.hidden(record) if isinstance(text, str) and is_telling(text)]
     profile = record.get("profile")
@@ -27,7 +27,7 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
 
 
 def is_telling(text: str) -> bool:
-    """Return whether a text is so long that another text with it must be about the same thing.
+    """Return whether a text is so long that another text hardly contains it by chance.
 
     It has at least `LEAST_WORDS` words, where two characters of a script without spaces count as one.
     """
@@ -36,7 +36,7 @@ def is_telling(text: str) -> bool:
 
 
 def contains(text: str, part: str) -> bool:
-    """Return whether a text contains another one word for word; line breaks and the number of spaces do not count."""
+    """Return whether a text contains `part` word for word; line breaks and the number of spaces are ignored."""
     text, part = one_line(text), one_line(part)
     if part not in text:
         return False

@@ -35,7 +35,7 @@ def read_originals(
         questions_addr: one file, or several to read one after the other.
         outputs_addr: the file of right answers, if the questions' files lack them.
         name: the prefix of ids for rows without ids, such as config and split.
-        ids_repeat: accept repeated ids, and append to each repetition its number, from 2.
+        ids_repeat: accept repeated ids, and append a number to each repetition, starting with 2.
 
     Raises:
         UserError: a record is invalid; names the file, the record and the field.
@@ -57,7 +57,7 @@ def read_originals(
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
             record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1
-        required = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is completed later
+        required = [] if isinstance(record.get("profile"), dict) else ["profile"]  # contexts are read later
         check_record(record, where, [*required, *(["target"] if "target" in record else [])])
         if record["id"] in seen:
             before = seen[record["id"]].rpartition(": ")[2]
@@ -105,10 +105,10 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a table, the records of JSON Lines or a JSON array, or the `golds` of LaMP's builder of emails.
+    """Yield the place of each row or record in a file, for messages, and the row or record itself.
 
-    Each comes after its place, for messages. That builder writes its test questions as the list `golds` of an object.
-    UserError if the file is invalid.
+    The file is a table, JSON Lines, a JSON array, or an object with the list `golds`: LaMP's builder of emails writes
+    its test questions in this form. UserError if the file is invalid.
     """
     if is_table(path):
         yield from table_rows(path)

@@ -28,8 +28,8 @@ from utils.data.tables import is_table, table_rows
 Responses = dict[str, list[dict[str, Any]]]  # the content of a response file, or of a file of plans
 
 CONTROLS_SCRIPT = "utils/make_controls.py"
-UNUSABLE = "unusable_calls"  # field with the unusable calls and all calls of a method's models, by role
-WITHOUT_PROFILE = "answers for users without a profile"  # count of answers by RAG that no post could help
+UNUSABLE = "unusable_calls"  # field: by role of a method's models, the numbers of unusable calls and of all calls
+WITHOUT_PROFILE = "answers for users without a profile"  # count of RAG's answers to users without posts
 
 
 def collect_responses(
@@ -37,7 +37,7 @@ def collect_responses(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the response file's content from answers by (question id, output number), in the dataset's order.
 
-    A question keeps only its answers before the first missing one, so that each stays at the place of its number. With
+    A question keeps only the answers before its first missing one, so that an answer's index is its number. With
     `field` "aspects", the content is that of a file of plans; otherwise an answer also has its question's hash.
     """
     hashes = {record["id"]: {"question_hash": question_hash(record)} for record in records} if field == "output" else {}
@@ -56,7 +56,7 @@ def question_hash(record: dict[str, Any]) -> str:
 
 
 def refuse_other_questions(path: str | Path, responses: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
-    """Raise UserError if a response answers another wording of its question than these records have."""
+    """Raise UserError if a response answers a question that is worded differently in these records."""
     differing = [
         record["id"]
         for record in records
@@ -70,7 +70,7 @@ def refuse_other_questions(path: str | Path, responses: dict[str, Any], records:
 
 
 def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:
-    """Count answers by what became of them, for the manifest and a script's last line."""
+    """Count answers by outcome, for the manifest and a script's last line."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
     questions_cut = sum(output.get("question_cut", False) for output in outputs)
@@ -117,7 +117,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
 
 
 def is_lamps_own(content: Any) -> bool:
-    """Return whether a file's content is in LaMP's own format, where `task` is a text; in ours, no value is a text."""
+    """Return whether a file's content is in LaMP's own format, where `task` is a text. Ours have only lists."""
     return isinstance(content, dict) and isinstance(content.get("task"), str)
 
 
@@ -145,9 +145,9 @@ def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def refuse_plans_of_others(plans_addr: str, plans: dict[str, Any], responses: dict[str, Any], where: str) -> None:
-    """Raise UserError if a response had another plan in its prompt than the file of plans has for it.
+    """Raise UserError if a response was prompted with a different plan from the one in the file of plans.
 
-    Without a field `plan`, nothing is known. `where` names the files of the responses.
+    Responses without a field `plan` are not checked. `where` names the response files in the message.
     """
     for question_id, answers in responses.items():
         for answer, plan in zip(answers, plans.get(question_id, ()), strict=False):
@@ -159,7 +159,7 @@ def refuse_plans_of_others(plans_addr: str, plans: dict[str, Any], responses: di
 
 
 def _has_plan(prompted: Any, plan: dict[str, Any]) -> bool:
-    """Return whether a plan in a prompt, None without one, is this plan of a file: its titles, or its text."""
+    """Return whether a prompt's plan (None if it had none) is this plan of a file, by its titles or its text."""
     if not plan["aspects"] or prompted is None:
         return not plan["aspects"] and prompted is None
     titles = [one_line(title) for title in plan["aspects"]]
@@ -219,7 +219,7 @@ def match_responses(
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str, sample: int = 0) -> list[str | None]:
-    """Return the text of each response file's response to a question, by default the first."""
+    """Return each response file's response to a question as a text; `sample` is the response's number."""
     return [answers[question_id][sample]["output"] for answers in responses]
 
 
@@ -230,7 +230,7 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 def refuse_gaps(path: str | Path) -> None:
     """Raise UserError if the manifest beside a response file says that answers are missing.
 
-    Answers are missing where a server failed or a user's own method raised an error.
+    Answers are missing if a server failed, or if a user's own method raised an error.
     """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
@@ -244,7 +244,7 @@ def refuse_gaps(path: str | Path) -> None:
 
 
 def default_metric(task: Task, paths: Iterable[str]) -> str:
-    """Return the default metric of these response files: the task's first, or first official one for encoder-decoders.
+    """Return the default metric of response files: the task's first, or the first official one for encoder-decoders.
 
     UserError if only some files are by encoder-decoders and the two metrics differ.
     """

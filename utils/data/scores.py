@@ -4,8 +4,8 @@ A score file is `{"task", "strategy", "score", "num_questions", ..., "per_questi
 left out for the first task, `strategy` for a task's first metric. An entry is `{"id", "group", "subgroup",
 "question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
 `words` is the number of words of the answer, null without one. With --samples all, an entry has `samples`, the score of
-each response (null if the judge gave no verdict), `sample_words`, and `unanswered_samples`, how many of them are
-missing answers, unless that is 0; the other fields are about the first response. A question is listed once all its
+each response (null if the judge gave no verdict), `sample_words`, and `unanswered_samples`, the number of missing
+answers, which is left out if it is 0; the other fields are about the first response. A question is listed once all its
 responses have their verdicts.
 """
 
@@ -34,7 +34,7 @@ from utils.benchmarks.task import Task
 from utils.data.responses import Responses
 
 CARRIED = ("num_truncated", "num_selected", "num_without_plan", "num_raw_json")
-RAW_JSON = re.compile(r"\s*(?:```(?:json)?\s*)?\{\s*\"")  # how an answer begins that is an object around the answer
+RAW_JSON = re.compile(r"\s*(?:```(?:json)?\s*)?\{\s*\"")  # the beginning of an answer that is wrapped in a JSON object
 
 Scores = dict[str, Any]
 Entry = dict[str, Any]  # of `per_question_scores`
@@ -56,7 +56,7 @@ def score_file(
     Args:
         name: the metric's name.
         records: the whole dataset.
-        asked_ids: ids of this run's questions; a question that needs no verdicts is listed only if its id is here.
+        asked_ids: ids of this run's questions; a question that needs no verdicts is listed only if it is one of them.
         verdicts: by `Metric.keys`; the verdict on a missing answer is `no_answer`.
         samples: with --samples all, by question id, the verdicts on each response; `verdicts` are on the first.
         head: further fields, from `carried` and `Metric.over_outputs`.
@@ -93,7 +93,7 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
         num_truncated: answers that were cut at --max_tokens and are scored as they are.
         num_selected: responses that were selected by their scores (utils/select_responses.py).
         num_without_plan: answers by PlanPers without a usable plan.
-        num_raw_json: answers that are JSON instead of the text inside it, which is longer, and so may score higher.
+        num_raw_json: answers that are still wrapped in JSON; they are longer, and so may score higher.
     """
     firsts = [responses[question["id"]][0] for question in questions]
     truncated = sum(bool(first.get("truncated") and (first["output"] or "").strip()) for first in firsts)
@@ -116,7 +116,7 @@ def add_words(entries: list[Entry], responses: Mapping[str, list[dict[str, Any]]
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
-    """Return an entry's id, groups, cluster and hash of what the judge sees; only entries with equal hashes compare."""
+    """Return an entry's id, groups, cluster and hash of what the judge sees; equal hashes make entries comparable."""
     judged = [*metric.judge_inputs(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
     cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": comparable(user)}
@@ -135,12 +135,12 @@ def metric_behind(scores: Scores) -> Metric:
 
 
 def seen_by(scores: Scores) -> list[str]:
-    """Return the fields that only the scorer may see, of those that the metric of a file of `read_scores` needs."""
+    """Return the fields that the metric of `scores` (from `read_scores`) needs and only the scorer may see."""
     return [name for name in metric_behind(scores).needs if name in tasks()[scores["task"]].hidden_fields]
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """Return the strategy of a file that `read_scores` returned, and the way of its verdicts if that is unusual."""
+    """Return the strategy of `scores` (from `read_scores`), and how its verdicts were made if that is unusual."""
     name, metric = metric_of(tasks()[scores["task"]], scores)
     if "verdicts" in scores:
         return f"{name}, {scores['verdicts']}"
@@ -149,7 +149,7 @@ def strategy_in_words(scores: Scores) -> str:
 
 
 class _Entry(msgspec.Struct):
-    """The fields that are read of every entry."""
+    """The fields that are read from every entry."""
 
     question_sha256: str
     group: str | None
@@ -222,9 +222,9 @@ def judges_of(settings: Mapping[str, Any]) -> set[str]:
 
 
 def refuse_scores_of_others(score_addr: str, response_addrs: Iterable[str]) -> None:
-    """Raise UserError if scores are not of one of these response files as they are now, by the manifest beside them.
+    """Raise UserError if the manifest of a score file names none of these response files as they are now.
 
-    Without a manifest, nothing is known.
+    Scores without a manifest are not checked.
     """
     judged = settings_of(score_addr).get("responses")
     response_addrs = list(response_addrs)
@@ -239,7 +239,7 @@ def refuse_scores_of_others(score_addr: str, response_addrs: Iterable[str]) -> N
 def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
     """Raise UserError unless an entry is as `read_scores` needs it; derive its group from its fields if it has none.
 
-    If the metric needs users, the entry must name its user; otherwise intervals and tests take it for independent.
+    If the metric needs users, the entry must name its user, or intervals and tests would treat it as independent.
     """
     if "group" not in entry:
         entry |= task.group_of(entry)
@@ -299,7 +299,7 @@ def _is_score(metric: Metric, score: Any) -> bool:
 def read_sample_scores(path: str, responses: Responses, response_addr: str) -> tuple[Scores, SampleScores]:
     """Return a score file's content and the scores of all samples of these responses.
 
-    UserError unless the file has a score, or null, for each sample of its questions, and was made from this file.
+    UserError unless the file was made from these responses, and has a score or null for each sample of its questions.
     """
     _check_source(path, response_addr)
     return _read(path, responses)
@@ -308,7 +308,7 @@ def read_sample_scores(path: str, responses: Responses, response_addr: str) -> t
 def read_rewards(path: str, responses: Responses, response_addr: str) -> SampleScores:
     """Return the rewards of all samples, higher is better, from a score file or a file of rewards.
 
-    A score that is an error, such as LaMP-3's, counts as negative. UserError as in `read_sample_scores`.
+    Scores of metrics where lower is better, such as LaMP-3's errors, are negated. UserError as in `read_sample_scores`.
     """
     if _check_source(path, response_addr)["settings"].get("script") == COMBINED:
         return read_json(path)["rewards"]

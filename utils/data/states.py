@@ -16,8 +16,8 @@ from utils.data.scores import read_rewards
 
 SCRIPT = "utils/embed_responses.py"
 RANKER = "ranker.safetensors"  # in a ranker's folder
-MODEL = ("model", "dtype", "normalize")  # settings on which a state depends besides its text
-Pool = tuple[int, list[int], list[float]]  # a question's number, the rows of some of its responses, and their scores
+MODEL = ("model", "dtype", "normalize")  # settings that a state depends on, besides the text
+Pool = tuple[int, list[int], list[float]]  # a question's number, and the rows and scores of its scored answers
 
 
 class States(NamedTuple):
@@ -62,16 +62,15 @@ def read_pools(response_addr: str, score_addr: str, states_addr: str) -> Scored:
 
 
 def refuse_states(states: States, settings: dict[str, Any], hashes: Collection[str], learner: str) -> None:
-    """Raise UserError if `states` differ in their MODEL settings from the states that `learner` learned from.
-
-    Also raise it if they are of a question that `learner` has seen.
+    """Raise UserError if a ranker does not fit these states, or was trained or chosen on their questions.
 
     Args:
-        settings: those of the states that `learner` learned from.
-        hashes: those of the questions that `learner` has seen.
+        settings: the settings of the states on which the ranker was trained.
+        hashes: the hashes of the questions on which the ranker was trained or chosen.
+        learner: the ranker's name, for messages.
     """
     if differing := differences(*({name: both[name] for name in MODEL} for both in (settings, states.settings))):
-        problem = f"different states from those that {learner} learned from: {differing}"
+        problem = f"not made like the states on which {learner} was trained: {differing}"
         raise UserError(f"{states.path}: {problem}\n  embed all responses in the same way, by the same model")
     if number := sum(digest in hashes for _, digest, *_ in states.questions):
         problem = f"{learner} was trained or chosen on {number} of this file's {len(states.questions)} questions"

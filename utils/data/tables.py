@@ -18,9 +18,8 @@ from utils.base.progress import announce
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t|"
 MOST_IN_FIELD = 10**7  # characters in a table's field
-_SEPARATOR_LINE = re.compile(
-    r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE
-)  # Excel reads the delimiter from such a line
+# Excel reads the delimiter from such a line.
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 
 
 def is_table(path: str | Path) -> bool:
@@ -35,7 +34,7 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """
     csv.field_size_limit(MOST_IN_FIELD)
     try:
-        check_readable(path)  # a pipe would be waited for
+        check_readable(path)  # opening a pipe would block
         encoding = _encoding_of(path)
         try:
             with open(path, encoding=encoding, newline="") as text:
@@ -49,15 +48,15 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _encoding_of(path: Path) -> str:
-    """Return a table's encoding, from its first bytes and its first line that is not UTF-8; a note tells a guess."""
+    """Return a table's encoding, by its first bytes and by lines that are not UTF-8; print a note if it is a guess."""
     with open(path, "rb") as file:
         refuse_workbook(path, start := file.read(4))
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"
-        if b"\0" in start:  # a model's text may have one, a header does not
+        if b"\0" in start:  # a NUL may be in a model's text, but not in a header
             raise UserError(f"{path}: UTF-16 text without a byte order mark; save the table as CSV UTF-8")
         file.seek(0)
-        not_utf8, other_letters = 0, False  # the first line that is not UTF-8; whether others have more than ASCII
+        not_utf8, other_letters = 0, False  # first line that is not UTF-8; whether another has non-ASCII letters
         for number, line in enumerate(file, 1):
             try:
                 other_letters |= not line.decode().isascii()
@@ -106,7 +105,7 @@ def _rows(path: Path, text: IO[str]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _delimiter_of(path: Path, text: IO[str]) -> str:
-    """Return the delimiter that gives the header the most columns; a comma, or a tab in a *.tsv file, comes first."""
+    """Return the delimiter that gives the header the most columns; prefer a tab in a *.tsv file, else a comma."""
     columns: dict[str, list[str]] = {}
     for delimiter in DELIMITERS:
         text.seek(0)
@@ -119,8 +118,8 @@ def _delimiter_of(path: Path, text: IO[str]) -> str:
 def _quotes_enclose(text: IO[str]) -> bool:
     """Return whether the double quotes of tab-separated text enclose fields; otherwise they are ordinary characters.
 
-    They enclose fields if lines have different numbers of tabs without that (fields may then contain tabs and line
-    breaks), or if each line alone is valid with it. Tabs at the end of a line do not count.
+    They do if lines have different numbers of tabs, because quoted fields may contain tabs and line breaks, or if every
+    line is valid with quoted fields. Tabs at the end of a line are ignored.
     """
     num_tabs, are_valid = None, True
     for line in (line.rstrip("\r\n\t") for line in text):

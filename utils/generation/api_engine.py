@@ -2,8 +2,8 @@
 
 Temporary failures are handled in two layers. The client library repeats a request within seconds after 408, 409, 429,
 5xx, a lost connection, or a timeout, and waits as long as the server asks. `APIEngine.complete` repeats it if the
-library gives up or the reply is not a completion, with pauses that grow to minutes while nothing is answered, or after
-429. Permanent failures (key, model name) end the run. refusals.py handles refused parameters. Any other refusal
+library gives up or the reply is not a completion; its pauses grow to minutes after 429, or while the API answers
+nothing. Permanent failures (key, model name) end the run. refusals.py handles refused parameters. Any other refusal
 concerns one prompt only, unless several prompts in a row are refused."""
 
 import asyncio
@@ -43,13 +43,13 @@ from utils.generation.requests import Completion, RefusedError, Rendered, Reward
 from utils.generation.thinking import THINKING_NAMES
 
 T = TypeVar("T")
-ROOT_SECONDS = 5  # for the list of models, which is optional
-WORDS = {"prompt": ("prompt", "input"), "completion": ("completion", "output")}  # in names of counts of tokens
+ROOT_SECONDS = 5  # timeout for the list of models, which is optional
+WORDS = {"prompt": ("prompt", "input"), "completion": ("completion", "output")}  # in the names of token counts
 MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
-# Error codes, and words of messages, about one prompt's content.
+# Error codes and message texts that concern one prompt's content.
 REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
 OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
-# Error codes, and words of messages, about every request.
+# Error codes and message texts that concern every request.
 FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")
 OF_ALL = re.compile(
     r"(?i)\b(?:credits?|balance|billing|quota|payment|subscription|arrear\w*|suspended|deactivated)\b|api.key"
@@ -58,8 +58,8 @@ OF_ALL = re.compile(
 PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
-REFUSES_THE_USER = (401, 402, 403)  # a key, an account, or its allowance of tokens
-ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
+REFUSES_THE_USER = (401, 402, 403)  # statuses about a key, an account or its quota
+ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses that apply to every request
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 NOTE_SECONDS = 30  # between two notes on stderr
@@ -68,11 +68,11 @@ LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, the pauses between 
 CAUSE = re.compile(
     r"content|filter|safety|block|recitation|prohibited|spii|policy|sensitive|risk|tool|function|length|max"
 )
-# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request, and fill parameters that
-# a request leaves out from the model's generation_config.json, which a local model's flags do not.
+# Servers (named by `owned_by` in their list of models) that can continue an assistant's turn. If a request lacks a
+# sampling parameter, they take it from the model's generation_config.json. NEUTRAL prevents that, as for local models.
 VLLM_LIKE, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-# The run ends if this number of different prompts is refused before a model's first answer, or between two.
+# The run ends if SEVERAL different prompts are refused before a model's first answer, or MANY after an answer.
 SEVERAL, MANY = 3, 20
 
 
@@ -89,7 +89,7 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """Return the path or name from which a server loaded a model; vLLM's list of models has it.
+    """Return the path or name from which a server loaded a model, as in vLLM's list of models.
 
     None if the list has only the model's name, or if there is no list: many proxies have none. An unavailable server
     also gives None, because it may be back for the real requests.
@@ -104,7 +104,7 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
 
     try:
         answer = asyncio.run(ask())
-    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # the last two: it is not valid JSON
+    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # ValueError, RecursionError: not valid JSON
         return None
     for entry in field_of(answer, "data", list) or []:
         if field_of(entry, "id", str) == model:
@@ -130,7 +130,7 @@ def field_of(value: Any, name: str, kind: type[T]) -> T | None:
 def without_inputs(error: Any, levels: int = 20) -> Any:
     """Return an error's body without the fields named `input`, in which pydantic's errors repeat the request.
 
-    What is nested more than `levels` deep is left out.
+    Values nested deeper than `levels` are left out.
     """
     if isinstance(error, list | dict) and not levels:
         return "..."
@@ -168,7 +168,7 @@ def count_of(usage: dict[str, Any] | None, name: str) -> int | None:
 
 
 class Usage(NamedTuple):
-    """A reply's token counts, each None where the reply does not say it or can be read in two ways."""
+    """A reply's token counts; each is None if the reply lacks it or is ambiguous."""
 
     prompt: int | None  # with the cached tokens
     cached: int | None
@@ -177,12 +177,12 @@ class Usage(NamedTuple):
 
 
 def read_usage(usage: dict[str, Any] | None) -> Usage:
-    """Return the counts in a reply's `usage` as OpenAI counts: the prompt with its cached part, the text with thoughts.
+    """Return the counts in a reply's `usage` in OpenAI's way: cached tokens belong to the prompt, thoughts to the text.
 
     Other names for cached tokens are DeepSeek's prompt_cache_hit_tokens and Moonshot's cached_tokens, which are part of
-    the prompt, and Anthropic's cache_read_input_tokens, which are not part of its input_tokens. Layers over Anthropic's
-    API report these beside prompt_tokens that may or may not include them: the total decides. Anthropic's price for
-    writing to the cache is not among our flags, so with such tokens the prompt counts as unknown.
+    the prompt, and Anthropic's cache_read_input_tokens, which are not part of its input_tokens. Proxies of Anthropic's
+    API report the latter beside prompt_tokens, which may or may not include them: the total decides. No flag has
+    Anthropic's price for writing to the cache, so if there are such tokens, the prompt's count is unknown.
     """
 
     def first(*names: str) -> int | None:
@@ -212,7 +212,7 @@ def read_usage(usage: dict[str, Any] | None) -> Usage:
     if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
         written = max(written, total - prompt)
     elif total is None and None not in (written, reasoning) and reasoning > written:
-        written += reasoning  # they cannot be a part of it
+        written += reasoning  # more thoughts than text: the count does not include them
     return Usage(None if stored else prompt or None, cached, written, reasoning)  # no prompt has 0 tokens
 
 
@@ -240,7 +240,7 @@ def problem_of(
         whole: the whole error body.
         has_path: whether --base_url has a path.
     """
-    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
+    code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some servers write DataInspectionFailed
     if status < 500 and code in REFUSED:
         return RefusedError(f"{code}: {message}")
     is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
@@ -270,11 +270,11 @@ class APIEngine:
         self._answered = 0  # completions so far
         self._first = asyncio.Lock()  # held by a model's first request
         self._answering: set[str] = set()  # models that have answered
-        self._open: set[str] = set()  # models whose requests need not wait for the first one any more
+        self._open: set[str] = set()  # models whose requests no longer wait for the first answer
         self._looking = asyncio.Lock()  # held while the list of models is read
         self._is_vllm_like: dict[str, bool] = {}  # by model, whether its server is one of VLLM_LIKE
-        self._problems: dict[str, UserError] = {}  # by model: the error that all its requests would meet
-        self._refused: defaultdict[str, set[str]] = defaultdict(set)  # prompts since a model's last answer
+        self._problems: dict[str, UserError] = {}  # by model: an error that would fail all its requests
+        self._refused: defaultdict[str, set[str]] = defaultdict(set)  # by model: prompts refused since its last answer
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -309,7 +309,7 @@ class APIEngine:
         """Return the reward of a dialogue: the only logit of a classifier, from /classify of vLLM's server.
 
         Raises:
-            RefusedError: the server refuses this dialogue, because it is too long for example.
+            RefusedError: the server refuses this dialogue, for example because it is too long.
             UnavailableError: every try failed.
             UserError: the server has no /classify, or the model does not have exactly one label.
         """
@@ -380,7 +380,7 @@ class APIEngine:
 
     @asynccontextmanager
     async def _alone_at_first(self, model: str) -> AsyncIterator[None]:
-        """Make a request wait until a model's first request is answered: a mistake then costs one request."""
+        """Hold back requests until a model's first request is answered, so that a mistake costs only one request."""
         if model not in self._open:
             async with self._first:
                 if model in self._problems:
@@ -400,7 +400,7 @@ class APIEngine:
         yield
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
-        """Return the exception for a refused prompt: one that ends the run if only refusals have come so far."""
+        """Return the exception for a refused prompt; after too many in a row, a UserError, which ends the run."""
         refused, most = self._refused[model], MANY if model in self._answering else SEVERAL
         refused.add(json.dumps(prompt))
         if len(refused) == most:
@@ -416,8 +416,8 @@ class APIEngine:
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `ask`; retry up to --max_retries times if it raises UnavailableError.
 
-        A 429 does not count as a try while the API answers other requests: each new request may take the place that an
-        answered one leaves, so a request that waits between its tries can be refused for as long as there are others.
+        A 429 does not count as a try while the API answers other requests. New requests may take every free place, so
+        a request that pauses between its tries may be refused until there are no others.
         """
         tries = silent = 0  # silent: consecutive tries during which the API answered no request at all
         while True:
@@ -455,8 +455,9 @@ class APIEngine:
         required = {"model": model, "messages": prompt}
         body |= await self._for_server(model, prompt[-1]["role"] == "assistant")
         body |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        held = {"response_format": held} if (held := response_format(sampling.schema)) else {}
-        return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body, **held}
+        form = response_format(sampling.schema)
+        constraint = {"response_format": form} if form else {}
+        return {**required, **body, "max_tokens": sampling.max_tokens, **further, **extra_body, **constraint}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
         """Send a request's body and return the completion."""
@@ -469,7 +470,7 @@ class APIEngine:
         try:
             return await response
         except openai.APIStatusError as error:
-            # Other servers use other formats, so a refused request's whole body is shown.
+            # Other servers have other formats, so the whole error about a malformed request is shown.
             whole = str(without_inputs(error.body)) if error.body else error.message
             shown = whole if error.status_code in MALFORMED else error.message
             text = field_of(error.body, "message", object) or shown
@@ -500,9 +501,9 @@ class APIEngine:
             raise RefusedError(f"refusal: {self._one_line(refusal)}")
         usage, state = read_usage(field_of(answer, "usage", dict)), field_of(answer, "system_fingerprint", str)
         name = field_of(answer, "model", str)
-        # Many servers send thoughts in a separate field, under two names.
+        # Many servers send thoughts in a separate field, which has one of two names.
         thoughts = field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str) or thoughts
-        # A model that ends at once writes a token, which ends its turn. Without any, the server has failed.
+        # Even an empty answer has a token, which ends the turn. Without any token, the server has failed.
         if (
             not (text.strip() or thoughts or usage.reasoning)
             and choices
@@ -548,7 +549,7 @@ class APIEngine:
             raise UserError(f"{model}: the {self.device} {problem}")
         try:
             reward = math.nan if logits[0] is None else float(logits[0])
-        except OverflowError:  # a whole number beyond those of a float, as 1e400 is one
+        except OverflowError:  # an integer that is too large for a float
             reward = math.inf
         usage = read_usage(field_of(answer, "usage", dict))
         return Rewarded(reward, usage.prompt, usage.cached)

@@ -32,10 +32,10 @@ Fields = dict[str, Any]  # a JSON object
 MOST_REQUESTS = 50_000  # per batch; this limit and the next one are from OpenAI's documentation
 MOST_BYTES = 200_000_000
 ROUNDS = 3  # failed batches, or tries of an output, after which a request is sent without a batch
-SINGLES = 3  # requests that go alone one by one, before others follow at the same time
+SINGLES = 3  # requests to send one by one before the others are sent concurrently
 POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
-UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
-FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of an uploaded file
+UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # statuses of a batch; None: unknown
+FILE_UNDER_WAY = ("pending", "running", "processing", "notRunning")  # statuses of a file that is not processed yet
 TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
 
 
@@ -54,18 +54,19 @@ class BatchEngine(APIEngine):
     def __init__(self, args: Namespace, api_key: str):
         super().__init__(args, api_key)
         self._path = Path(args.completions) / "batches.jsonl"
-        self._wanted: dict[str, Wanted] = {}  # by key, in order: the same requests give the same content
+        self._wanted: dict[str, Wanted] = {}  # sorted by key, so that the same requests give the same content
         self._requests: dict[str, Fields] = {}  # with all parameters, by key
-        self._tries = Counter[str]()  # failed batches by the body's hash; from ROUNDS on, the request goes alone
+        self._tries = Counter[str]()  # failed batches by the body's hash; after ROUNDS, the request goes alone
         self._done: set[str] = set()  # keys of answers that are stored
-        self._failed: set[str] = set()  # keys of requests that have failed alone
+        self._failed: set[str] = set()  # keys of requests that failed without a batch
         self._read_batches: set[str] = set()  # ids of batches that were read
 
     async def answer(self, wanted: Mapping[str, Wanted]) -> None:
-        """Store answers to requests, by key: from batches sent earlier, then from new batches.
+        """Get and store the answers to requests (by key): first from batches sent earlier, then from new batches.
 
-        The first request to a model goes alone, so that a batch does not fail for what the API refuses in all requests.
-        So does a request that the API refuses, or that has failed often; what it teaches sends others in a batch again.
+        The first request to a model is sent without a batch, because a parameter that the API refuses would fail a
+        whole batch. A request that the API refused, or that has failed often, is also sent without a batch. Once such a
+        request shows which parameter to leave out, the others are sent in a batch again.
         """
         self._wanted = wanted = dict(sorted(wanted.items()))
         self._requests = {
@@ -73,11 +74,11 @@ class BatchEngine(APIEngine):
         }
         await self._take_sent(wanted.keys())
         if self._for_batches(wanted):
-            await self._insist(self._list)  # an API without batches is asked for nothing else
+            await self._insist(self._list)  # UserError if the API has no batches, before it is asked for anything
         models = dict.fromkeys(one.completions for one in wanted.values())
         for completions in models:
             own = {key: one for key, one in wanted.items() if one.completions is completions}
-            with self._locked():  # another process may ask the same
+            with self._locked():  # another process may send the same requests
                 completions.store.refresh()
                 self._done |= {key for key in own if completions.store.get(key) is not None}
                 is_first = completions.store.is_empty
@@ -107,7 +108,7 @@ class BatchEngine(APIEngine):
         return self.refusals.body(self._requests[key])
 
     async def _ask_alone(self, key: str, one: Wanted) -> None:
-        """Ask without a batch, and store the answer; the run itself asks again for what fails here."""
+        """Send a request without a batch, and store the answer; if it fails here, the run itself sends it again."""
         completions, (_, prompt, sampling, fields) = one.completions, one.lack
         try:
             await completions.complete(self, one.model, completions.hashed(prompt), sampling, False, **fields)
@@ -118,7 +119,7 @@ class BatchEngine(APIEngine):
     async def _send_batches(self, bodies: dict[str, Fields]) -> None:
         parts, lines = [], self._recorded()
         sent = {line["sha256"] for line in lines if "id" in line}
-        for line in lines:  # first, unchanged, each batch that a process may have sent before it died
+        for line in lines:  # first repeat each batch that a process may have sent before it died
             if line["sha256"] not in sent and bodies.keys() >= set(line["requests"]):
                 parts.append({key: bodies.pop(key) for key in line["requests"]})
         for part in parts + parts_of(bodies):
@@ -144,7 +145,7 @@ class BatchEngine(APIEngine):
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
-        elif batch["status"] == "failed":  # without a batch, its requests would cost twice as much
+        elif batch["status"] == "failed":  # its requests are not sent alone, at twice the price
             reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "no reason given"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
@@ -176,7 +177,7 @@ class BatchEngine(APIEngine):
     async def _submit(self, content: bytes, line: Fields) -> str:
         """Send a batch with this content, or find it at the API if its id was not recorded; return its id.
 
-        `line` is recorded for it.
+        `line` has the further fields of its line in batches.jsonl.
         """
         digest, recorded = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
 
@@ -272,9 +273,9 @@ class BatchEngine(APIEngine):
             self._tries.update(_digest(self._body(key)) for key in keys if key not in self._done)
 
     def _take_answer(self, key: str, status: int, answer: Fields | None, refused: Mapping[str, list[str]]) -> None:
-        """Store an answer or a refusal; a request that cannot be sent in this form any more gets its last try.
+        """Store an answer or a refusal; after another permanent error, this form of the request needs no more batches.
 
-        `refused`: the parameters, by model, that the batch's requests had left out.
+        `refused` has, by model, the parameters that the batch's requests left out.
         """
         one, error = self._wanted[key], field_of(answer, "error", dict)
         body = self.refusals.body(self._requests[key], {*refused.get(one.model, ())})
@@ -314,7 +315,7 @@ class BatchEngine(APIEngine):
 
 
 def parts_of(bodies: Mapping[str, Fields]) -> list[dict[str, Fields]]:
-    """Return requests split into batches, each as large as the limits allow."""
+    """Split requests into batches, and fill each batch up to the limits."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
         num_bytes = len(_encode(body)) + 200  # for the fields around the body

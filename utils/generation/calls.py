@@ -1,4 +1,4 @@
-"""Calls: each requests an output until its text is usable. Also the counts and cost of a run's calls."""
+"""Calls, which request an output until its text is usable, and the counts and costs of a run's calls."""
 
 import math
 import sys
@@ -81,7 +81,7 @@ def describe_cost(cost: float | None) -> str:
 class MistakeError(Exception):
     """A method's own parser raised an exception, or a call is invalid; the exception is the cause.
 
-    `record` is that of the parser's call, and `last` its last try.
+    `record` is the record of the call that failed, and `last` is its last try.
     """
 
     record: dict[str, Any] | None = None
@@ -98,8 +98,9 @@ class Call:
     policy: Policy  # how the output is sampled, and requested again if it is unusable
     record: dict[str, Any] = field(default_factory=dict)  # further fields of the call's record
     messages: Messages = field(default_factory=list)  # the prompt before rendering, for --trace
-    options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
-    # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
+    options: dict[str, array] | None = None  # token ids by option; the likeliest is the value, no text is generated
+    # Maps the options' log-probabilities to fields of the record, including `value`. None: the value is the option
+    # with the highest log-probability per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
     is_rewarded: bool = False  # the prompt is a whole dialogue, whose reward is the value; no text is generated
     shared: int | None = None  # a number that is equal for the same call of several records; None if not shared
@@ -166,7 +167,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     with suppress(NotStoredError):
         tried, refusal = await make_all()  # from the store alone
     if refusal is not None or not tried or tried[-1].parsed.value is None:
-        tried, refusal = await _tries_of_another_plan(make, policy, call.key), None
+        tried, refusal = await _tries_of_another_run(make, policy, call.key), None
         if not tried:
             tried, refusal = await make_all(engine, may_wait=True)
     if refusal is not None:
@@ -174,29 +175,29 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     return _record(call, tried)
 
 
-async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
-    """Return the stored tries, the last one usable, of a run with another --max_retries; empty if there are none.
+async def _tries_of_another_run(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
+    """Return the stored tries of a run with another --max_retries, up to a usable one; empty if there are none.
 
-    That run may have constrained a try that this run leaves free, or the other way round, because it was the last try.
+    By default, only the last try is constrained, so the other run may have sampled the same try differently.
     """
     tried: list[Try] = []
     for attempt in count():
-        goes_on = False
-        for last in (attempt + 1, attempt):
-            plan = replace(policy, max_retries=last)
+        continues = False
+        for max_retries in (attempt + 1, attempt):
+            other = replace(policy, max_retries=max_retries)
             with suppress(NotStoredError, RefusedError):
-                made = await make(plan.sampling(key, attempt))
+                made = await make(other.sampling(key, attempt))
                 if made.parsed.value is not None:
                     return [*tried, made]
-                if last > attempt:
+                if max_retries > attempt:
                     tried.append(made)
-                    goes_on = not plan.is_last(attempt)
-        if not goes_on:
+                    continues = not other.is_last(attempt)
+        if not continues:
             return []
 
 
 def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
-    """Return the record of a call: the value is that of the last try, the token counts are those of all tries."""
+    """Return a call's record, with the value of the last try and the token counts of all tries."""
     sampling, completion, parsed = tried[-1]
     refused = list(completion.refused_parameters)
     thought = sum(attempt.completion.reasoning_tokens or 0 for attempt in tried)
@@ -233,7 +234,7 @@ def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
     if reported is None or not isinstance(prompt, list):
         return {}
     if 2 * reported * CHARACTERS_PER_TOKEN >= sum(len(message["content"]) for message in prompt):
-        return {}  # true for most prompts, whose white space need not be removed
+        return {}  # a quick check, enough for most prompts: white space is included here
     sent = sum(len(" ".join(message["content"].split())) for message in prompt) // CHARACTERS_PER_TOKEN
     return {PROMPT_SENT: sent} if 2 * reported < sent else {}
 
@@ -298,11 +299,12 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if cut:
         prompts = f"{len(cut)} of {count_noun(len(records), 'prompt')} (about {sum(cut):,} tokens sent)"
         remedy = "raise the server's context length, or lower --max_model_len"
-        print(f"note: of {prompts}, the server read less than half; {remedy}", file=sys.stderr)
+        print(f"note: the server read less than half of the text of {prompts}; {remedy}", file=sys.stderr)
     num_ignored = sum(record.get("stop_ignored", False) for record in records)
     if num_ignored:
         texts = f"{num_ignored} of {count_noun(len(refusals), 'reply')}"
-        print(f"note: the server ignored the stop texts in {texts}; each was cut at the first one", file=sys.stderr)
+        problem = f"the server ignored the stop texts in {texts}"
+        print(f"note: {problem}; each reply was cut at its first stop text", file=sys.stderr)
     answered_by = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if answered_by:
         by_model = ", ".join(f"{number} from {printable(name)}" for name, number in answered_by.most_common())

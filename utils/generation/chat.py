@@ -33,15 +33,15 @@ from utils.models.loading import (
 )
 from utils.models.model_folder import ModelFolder
 
-COUNTED = 50_000  # messages whose lengths are remembered
+COUNTED = 50_000  # messages whose lengths are cached
 # Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
 CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
-BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
-# Some templates write today's date. We always give them this date, which Llama 3's own templates use without a clock,
-# so that prompts do not change from day to day, or between training and answering.
+BREAK = "\ufdd0"  # not a character; inserted into a control token's text, which is then read as characters
+# Some templates write today's date. They always get this one, the default of Llama 3's templates, so that prompts are
+# the same on every day, and in training and answering.
 TEMPLATE_DATE = "2024-07-26"
 CLOCK = "strftime_now"  # a template's function for today's date
-PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
+PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # some refuse this order
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
 TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
@@ -50,13 +50,13 @@ BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English te
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
-    """Return the arguments (num_systems, alternates) with which `fold` makes messages that a template renders right.
+    """Return the arguments (num_systems, alternates) of `fold` for messages that a template renders correctly.
 
-    The template must neither drop a text nor move it, except for a system message at the beginning (Mistral's template
-    puts it into the last user message). `render` may raise anything; only a UserError ends the run.
+    The template may not drop or move a text, except for a system message at the beginning (Mistral's template moves it
+    to the last user message). `render` may raise any exception; only a UserError ends the run.
     """
     forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
-    forms.append((("system", "user"), 1, True))  # of a template for single questions
+    forms.append((("system", "user"), 1, True))  # for templates that take a single question
     for roles, num_systems, alternates in forms:
         messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
         try:
@@ -75,7 +75,7 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
     """Convert messages to a form that a template accepts, keeping the order of the texts.
 
     Args:
-        num_systems: a system message is kept only if it is among this many messages at the beginning. Any other system
+        num_systems: the number of messages at the beginning among which system messages are kept. Any other system
             message becomes a user message, and is merged with a user message that follows it.
         alternates: user and assistant must alternate, beginning with the user. If the assistant's message comes first,
             it becomes a user message; neighbouring messages of the same role are merged.
@@ -113,7 +113,7 @@ def load_tokenizer(model: ModelFolder) -> tuple[Any, Any]:
     with loading(with_tokenizer, *TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
         tokenizer("text")  # checks some fields that loading does not
-    if not tokenizer.encode("text", add_special_tokens=False):  # without tokenizer.json, transformers makes it empty
+    if not tokenizer.encode("text", add_special_tokens=False):
         raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 
@@ -154,7 +154,7 @@ class LocalChat(Counting):
             `only_known`, such variables are ignored). Rendering raises it for a text with a token that the model lacks.
 
     A control token in a message is rendered as characters, so that no text can end its turn. The exception is a mark
-    that closes a thought, in a last message of the assistant, which is the beginning of the reply.
+    that closes a thought, if the last message is the assistant's, which is the beginning of the reply.
     """
 
     counter = "the model's tokenizer"
@@ -231,10 +231,10 @@ class LocalChat(Counting):
         return ids
 
     def _text(self, messages: Messages) -> str:
-        """Return a prompt's text; the template writes the beginning of a reply as it writes a whole one.
+        """Return a prompt's text. If the last message begins the reply, the template renders it as a turn to continue.
 
-        A beginning that ends a thought follows what the template asks with instead, which may open that thought:
-        templates leave out thoughts of earlier turns.
+        A beginning that ends a thought is not rendered, because templates leave out thoughts of earlier turns. It is
+        appended to the text with which the template asks for a reply, which may open that thought.
         """
         begun = ""
         is_continued = messages[-1]["role"] == "assistant" and not CLOSING.search(messages[-1]["content"])
@@ -252,7 +252,7 @@ class LocalChat(Counting):
             return self._apply(fold(texts, *self._form)) + self.behind + begun
 
     def _apply(self, messages: Messages, asks: bool = True, **more: bool) -> str:
-        """Return the template's text for messages, up to the assistant's turn if it `asks`."""
+        """Return the template's text for messages; with `asks`, it ends where the assistant's turn begins."""
         variables = {"add_generation_prompt": asks, "tokenize": False, **more, **self.variables, **self._clock}
         return self.tokenizer.apply_chat_template(messages, **variables)
 
@@ -397,7 +397,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     encodings: list[Any] = []
 
     def fetch() -> None:
-        with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
+        with suppress(KeyError, ValueError, OSError):  # unknown model, invalid table, no connection
             encodings.append(tiktoken.encoding_for_model(model))
 
     # In a thread, because tiktoken sets no time limit: behind some firewalls, its request would hang forever.

@@ -32,14 +32,14 @@ WAIT_SECONDS = 60  # until a network file system surely shows what another node 
 class Lack(NamedTuple):
     """A completion that the store lacks."""
 
-    key: str  # in the store
+    key: str  # its key in the store
     prompt: Rendered
     sampling: Sampling
-    fields: dict[str, Any]  # further fields of its line
+    fields: dict[str, Any]  # further fields of its line in the store
 
 
 class NotStoredError(Exception):
-    """The store lacks a completion, a score or a reward, and no engine is open; `lack` is None but for completions."""
+    """The store lacks a completion, score or reward, and no engine is open; only a completion sets `lack`."""
 
     def __init__(self, lack: Lack | None = None):
         super().__init__(lack)
@@ -77,7 +77,7 @@ class Completions:
 
     @property
     def replies(self) -> int:
-        """How many results the servers have given, with refusals that are not stored yet."""
+        """How many results the servers have returned, including refusals that are not stored yet."""
         return self.requested + len(self._refused)
 
     def hashed(self, prompt: Rendered) -> Hashed:
@@ -117,7 +117,7 @@ class Completions:
             return ended_at_stop(completion, sampling.stop)
 
     def keep(self, key: str, fields: dict[str, Any], result: Completion | RefusedError) -> None:
-        """Store a completion, or that the server refuses the request, with `fields`."""
+        """Store a completion or a refusal, with `fields`."""
         if isinstance(result, RefusedError):
             return self._keep(key, fields | {"refused": str(result)})
         written = {name: value for name, value in asdict(result).items() if value != DEFAULTS[name]}
@@ -175,7 +175,7 @@ class Completions:
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
-        """Make the second of two concurrent requests with one key wait for the first."""
+        """Make a request wait while another one with the same key is in progress."""
         while (event := self._under_way.get(key)) is not None:
             await event.wait()
         self._under_way[key] = asyncio.Event()
@@ -185,7 +185,7 @@ class Completions:
             self._under_way.pop(key).set()
 
     async def _find(self, key: str, may_wait: bool = True) -> dict[str, Any] | None:
-        """Return the stored fields, or None; with --cached_only, the store is read once more before that."""
+        """Return the stored fields, or None; with --cached_only, read the store once more before returning None."""
         stored = self._refused.get(key) or self.store.get(key)
         if stored is None and self.cached_only and may_wait:
             await self._look_again()
@@ -195,7 +195,7 @@ class Completions:
         return stored
 
     async def _look_again(self) -> None:
-        """Wait until the store is to be read again; all calls that lack a completion share one wait."""
+        """Wait, and have the store read again; all calls that lack a completion share one wait."""
         if self._looked_again is not None:
             await self._looked_again.wait()
             return
@@ -220,7 +220,7 @@ class Completions:
 
 
 def _hash(*parts: Any, after: Any = None) -> Any:
-    """Return the SHA-256 object of a request's parts (token ids or JSON values); it continues `after`, if given."""
+    """Return the SHA-256 object of a request's parts (token ids or JSON values), appended to `after` if given."""
     digest = hashlib.sha256() if after is None else after.copy()
     for part in parts:
         text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()

@@ -23,7 +23,7 @@ from utils.models.model_folder import ModelFolder
 
 NUM_BEAMS = 4  # as in LaMP's code
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # lengths of input and output in LaMP's paper
-WAITING = 4  # batches that may wait: among their prompts, those of similar length are chosen for the next batch
+WAITING = 4  # batches of waiting prompts, among which those of similar length form the next batch
 ANY_LENGTH = 2**31  # tokens: no limit
 
 
@@ -46,7 +46,7 @@ class TextWindow(Window):
         return super()._render(messages[-1:])  # an encoder-decoder reads only the last message
 
     def _fit(self, items: Sequence[Any], fit: Callable[[Window, Sequence[Any]], Fitted | None]) -> Trimmed:
-        """Return a prompt that fits into the input; with fusion in decoder, each of its passages does.
+        """Return a prompt that fits into the input; with fusion in decoder, each of its passages fits.
 
         A question that is too long even without items is cut at its end, as in LaMP's code, because an email may be
         longer than the model's input.
@@ -76,7 +76,7 @@ class TextWindow(Window):
 
 @dataclass(frozen=True)
 class TextModel(Model):
-    """An encoder-decoder, which reads plain text. Its lengths are those of its training, or less if flags say so."""
+    """An encoder-decoder, which reads plain text. Its lengths are those of its training, unless flags say otherwise."""
 
     @property
     def settings(self) -> dict[str, Any]:

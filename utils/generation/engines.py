@@ -29,7 +29,8 @@ AnyModel = TypeVar("AnyModel", bound=Model)
 def find_folder(flags: Namespace, for_api: str = "add --openai") -> ModelFolder | None:
     """Return the checked files of a local `flags.model_addr`; None if it is behind an API.
 
-    UserError if they are missing or refused; about missing files, it ends with `for_api`: how to name an API's model.
+    UserError if they are missing or refused. If they are missing, the message ends with `for_api`, the way to name an
+    API's model.
     """
     if flags.openai:
         return None
@@ -42,8 +43,9 @@ def find_folder(flags: Namespace, for_api: str = "add --openai") -> ModelFolder 
 def identify_api_model(args: Namespace, model_addr: str) -> str:
     """Return an API model's identity for the settings.
 
-    It is --model_id, if given; for a model of OpenAI's own service, its name; for others, its name with the path that
-    the server reports to have loaded (from the store, or asked now), or with the server's address.
+    This is --model_id, if given. For OpenAI's own service, it is the model's name. For other servers, it is the name
+    with the path from which the server loaded the model (from the store, or asked now); if that is unknown, the name
+    with the server's address.
 
     UserError if the API's key is missing.
     """
@@ -74,7 +76,7 @@ def _report(args: Namespace, model_addr: str) -> str | None:
 
 
 def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelStore) -> None:
-    """Raise UserError if an API now reports another model than that of the stored completions; else note its server."""
+    """Raise UserError if an API's model is not that of the stored completions; otherwise, record its server."""
     if args.model_id is not None or (server := server_of(args, model_addr)) is None:
         return
     reported = _report(args, model_addr)
@@ -94,7 +96,7 @@ def read_api_key(path: str | None) -> str:
         if not key:
             flags = "--api_key_addr, for a planner --planner_api_key_addr"
             raise UserError(f"no API key: set OPENAI_API_KEY, or pass the key's file ({flags})")
-    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
+    elif Path(path).exists() and not Path(path).is_file():  # the file is read twice; a pipe can be read once
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
         try:
@@ -145,7 +147,7 @@ def choose_answerer(flags: Arguments, **fields: Any) -> Model:
 
 
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
-    """Return one model's completions; completions with other `settings` are kept apart."""
+    """Return one model's completions; completions with other `settings` are stored separately."""
     described = {"model": identity, **({"api": True} if flags.openai else {"dtype": flags.dtype}), **settings}
     waits = flags.cached_only and not flags.dry_run  # a dry run counts what is missing now
     return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, waits)

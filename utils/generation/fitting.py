@@ -9,7 +9,7 @@ from utils.generation.chat import Chat
 from utils.generation.requests import Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and a function from its kept part to the entry
+Entry = tuple[str, Callable[[str], str]]  # a text that may be cut, and the function that makes an entry of what is kept
 Join = Callable[[list[str]], str]  # returns the profile's text in the prompt, from the texts of the items
 
 
@@ -44,12 +44,12 @@ class Window:
         return self.length - self.max_tokens
 
     def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Fitted | None:
-        """Return a prompt within the budget, with as many items, best first, as fit; `items` are texts or a history.
+        """Return a prompt within the budget; if necessary, leave out the last items.
 
         If the first item alone is too long, its end is cut. None if the prompt exceeds the budget even without items.
 
         Args:
-            items: texts, best first, for {profile}; must be empty if the prompt has no {profile}.
+            items: a history, or texts, best first, for {profile}; empty if the prompt has no {profile}.
             values: texts for the prompt's other placeholders.
         """
         if isinstance(items, History):
@@ -76,7 +76,7 @@ class Window:
         return (rendered, messages) if self.chat.length(rendered) <= self.budget else None
 
     def _fit_history(self, prompt: Prompt, history: History, **values: str) -> Fitted | None:
-        """Return a prompt with as many whole items of a history as fit into the budget.
+        """Return a prompt within the budget; if necessary, leave out the last items of the history.
 
         None if the prompt exceeds the budget even without items. The number of items is first guessed from the lengths
         of single messages, so the prompt is rendered only a few times, even for long histories.
@@ -109,14 +109,16 @@ class Window:
             kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
             return self._render(prompt.messages(profile=join(texts), **kept))
 
-        bare, alone = [state("") for _, state in entries], length([])
-        # One more token per entry, because a text may have one more token between others than alone.
+        bare, alone = [make_entry("") for _, make_entry in entries], length([])
+        # One more token per entry, because a text may take one more token between others than on its own.
         seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
         for texts in (trim(entries, alone, seams, self.budget, chat.count), []):
             end, whole = largest(len(question), lambda end, texts=texts: render(texts, end))
             if whole is not None and (end or not question):
                 used = len(texts)
-                shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
+                shortened = sum(
+                    item != make_entry(text) for item, (text, make_entry) in zip(texts, entries, strict=False)
+                )
                 return Trimmed(whole[0], used, len(entries) - used, False, whole[1], shortened, end < len(question))
         return None
 
@@ -170,11 +172,11 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
 
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
-    """Return an entry with as much of its text as fits into `most` tokens; None if it is too long without text."""
-    text, state = entry
+    """Return an entry, its text cut to fit into `most` tokens; None if it is too long even without text."""
+    text, make_entry = entry
 
     def within(length: int) -> str | None:
-        cut = state(text[:length].rstrip() if length < len(text) else text)
+        cut = make_entry(text[:length].rstrip() if length < len(text) else text)
         return cut if count(cut) <= most else None
 
     return largest(len(text), within)[1]

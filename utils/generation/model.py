@@ -1,7 +1,8 @@
 """A model in a run: its policy for sampling and retries, and the lengths of its prompts and outputs.
 
-Every try has another seed. With --constrained_decoding `fallback`, the default, the last try is constrained to the
-schema; with `always`, every try. With `never`, as in the reference code, each try raises the temperature by 0.1, to 1.
+Every try has a different seed. With --constrained_decoding `fallback`, the default, the last try is constrained to the
+schema; with `always`, every try is. With `never`, as in the reference code, each retry raises the temperature by 0.1,
+up to 1.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ class Policy:
     stop: tuple[str, ...] = ()  # `Sampling.stop`, set by each call
 
     def sampling(self, key: Key, attempt: int) -> Sampling:
-        """Return the sampling of one try, `attempt` (from 0). Its seed depends only on --seed, the key and the try."""
+        """Return the sampling of the try `attempt` (from 0). Its seed depends only on --seed, the key and the try."""
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
@@ -52,7 +53,7 @@ class Policy:
     def is_last(self, attempt: int) -> bool:
         """Return whether this is the last try. A greedy constrained try is the last, because another would repeat it.
 
-        That is also so if the server refuses the schema, or the temperature 0.
+        This rule also applies if the server refuses the schema or the temperature 0.
         """
         return attempt >= self.max_retries or (self._is_constrained(attempt) and self.temperature == 0)
 
@@ -103,7 +104,7 @@ class Model:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """The settings of utils/train_generator.py, if that made the model."""
+        """The settings of the training, if utils/train_generator.py made the model; otherwise empty."""
         return self.folder.trained if self.folder else {}
 
     @property
@@ -118,7 +119,7 @@ class Model:
 
     @property
     def trained_on(self) -> list[str]:
-        """The hashes of the datasets on which utils/train_generator.py trained it, or scores chose it."""
+        """The hashes of the datasets that trained or chose this model, or the model that its training began with."""
         return self.folder.trained_on if self.folder else []
 
     def load(self) -> None:
@@ -152,7 +153,7 @@ class Model:
 
     @property
     def engine_length(self) -> int:
-        """Tokens of prompt and output together that the engine is opened for; -1: as many as fit into the memory."""
+        """The engine's limit on tokens of prompt and output together; -1: whatever fits into the memory."""
         return self.window.length
 
     def _reserve(self) -> tuple[int, int]:
@@ -209,16 +210,16 @@ class Model:
         return None
 
     def describe_memory(self) -> list[str] | None:
-        """Return lines on the memory that the engine of `open_engine` needs (--dry_run); None if it returns none."""
+        """Return lines on the memory that `open_engine`'s engine needs (--dry_run); None if there is no such engine."""
         return None
 
 
 def settings_by_scores(models: Sequence[Model], inputs: str, before: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the settings of outputs by models that scores trained or chose.
+    """Return the settings of an output that say which scores trained or chose its models.
 
     Args:
         inputs: the answered dataset's hash; the models may have been trained or chosen on it.
-        before: judges of models that made texts which these models read.
+        before: judges whose scores trained or chose the models behind texts that these models read.
     """
     chosen = {"chose_checkpoint": True} if any(inputs in model.trained_on for model in models) else {}
     judges = sorted({*before, *(judge for model in models for judge in model.rewarded_by)})

@@ -1,6 +1,6 @@
-"""What an API refuses, and the HTTP client that keeps to its limits.
+"""Parameters that an API refuses, and an HTTP client that respects the API's limits.
 
-If a refusal names a parameter, the request is repeated without it, or with its other name, and so are all later ones.
+If a refusal names a parameter, this request and all later ones are sent without it, or with its other name.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ _ALLOWED = re.compile(
 
 _SCHEMA = re.compile(r"json[ _]?schema|structured[ _]?outputs?|\bguided|\bgrammar", re.I)
 
-# A prompt that is too long, as the servers of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI, Anthropic, Bedrock, Gemini,
-# Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio word it. A failure (5xx) must say so plainly, because "context
-# deadline exceeded" is a timeout.
+# Messages about a prompt that is too long, as worded by the servers of OpenAI, vLLM, SGLang, llama.cpp, Ollama, TGI,
+# Anthropic, Bedrock, Gemini, Cohere, Mistral, xAI, Moonshot, DashScope and LM Studio. With a status of 5xx, only the
+# plainest messages count, because "context deadline exceeded" is a timeout.
 _WINDOW = r"context (?:size|length|window)"
 _PLAINLY_TOO_LONG = (
     rf"(?:prompt|input) is too long|(?:exceed\w*|longer than)\b.{{0,40}}\b{_WINDOW}"
@@ -55,7 +55,7 @@ _TOO_LONG = (
     r"|reduce the length of the (?:messages|prompt|input)"
 )
 
-Request = dict[str, Any]  # a request's body without response_format; the limit of tokens is named max_tokens
+Request = dict[str, Any]  # a request's body with all parameters; the limit of tokens is named max_tokens
 MOST_BYTES = 2**24  # of a reply; the longest replies are lists of models
 FILE = re.compile(r"/files(/[^/]+/content)?$")  # paths of uploads and of batches' results
 FILE_BYTES, FILE_SECONDS = 2**31, 3600
@@ -105,9 +105,9 @@ class Refusals:
     async def ask(self, request: Request, send: Callable[[dict[str, Any]], Awaitable[Completion]]) -> Completion:
         """Send a request, without what the server refuses, until it is accepted; return the completion.
 
-        MalformedError if a refusal names nothing that can be left out or renamed, also when it is repeated, because the
-        problem may be temporary. What a request had to avoid is known to be refused only once it is accepted: a message
-        may name a parameter that is not the cause.
+        If a refusal names nothing that can be left out or renamed, the request is repeated once, because the problem
+        may be temporary; then MalformedError is raised. A parameter counts as refused only once the request is accepted
+        without it, because a message may name a parameter that is not the cause.
         """
         model, met, is_repeated = request["model"], {}, False
         refused = self._refused[model]
@@ -137,7 +137,7 @@ class Refusals:
 def named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     """Return the parameter in ADAPTABLE that a refusal names and the request's body has; None if there is none.
 
-    The words after "supported parameters" and the like are not the cause.
+    Words after "supported parameters" and similar phrases are ignored, because they name what is allowed.
     """
     words = set(re.findall(r"\w+", refusal.param)) & body.keys()
     if not words:
@@ -157,8 +157,8 @@ def response_format(schema: Any) -> dict[str, Any] | None:
         name: {key: value for key, value in field.items() if key != "minLength"}
         for name, field in schema.get("properties", {}).items()
     }
-    held = {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}
-    return {"type": "json_schema", "json_schema": held}
+    named_schema = {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}
+    return {"type": "json_schema", "json_schema": named_schema}
 
 
 class LongReplyError(ReadError):
@@ -180,7 +180,7 @@ async def _read(response: Any) -> None:
 class LimitedClient(openai.DefaultAsyncHttpxClient):
     """The client library's HTTP client, with limits: requests at a time, seconds and bytes of a reply.
 
-    After a 429 that names a time, no request is sent before it.
+    After a 429 that names a time to wait, no request is sent until it has passed.
     """
 
     def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
@@ -200,9 +200,9 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
             except TimeoutError:
                 raise ReadTimeout("no complete answer in time", request=request) from None
         if response.status_code == 429:
-            named = read_retry_after(response.headers)
-            self._quiet_until = max(self._quiet_until, time.monotonic() + named)
-            pause = f", after {named:.1f} s" if named else ""
+            seconds = read_retry_after(response.headers)
+            self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
+            pause = f", after {seconds:.1f} s" if seconds else ""
             self._note(f"the API asks for fewer requests (429){pause}; a lower --max_concurrency may avoid that")
         if response.status_code >= 500 and says_too_long(response.status_code, response.text):
             response.headers["x-should-retry"] = "false"  # read by the client library

@@ -19,14 +19,14 @@ FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "com
 
 
 class Room:
-    """Limits the tokens of prompts that are under way at a time; a prompt that is alone may exceed the limit."""
+    """Limits the tokens of the prompts in progress; a prompt that is alone may exceed the limit."""
 
     def __init__(self, size: int):
         self._size, self._taken = size, 0
         self._freed = asyncio.Event()
 
     async def wait(self, tokens: int = 1) -> None:
-        """Wait until there is room for this many tokens; the caller then uses `taken`, before it waits again."""
+        """Wait until there is room for this many tokens; the caller must enter `taken` before its next await."""
         while self._taken and self._taken + tokens > self._size:
             self._freed.clear()
             await self._freed.wait()
@@ -42,7 +42,7 @@ class Room:
 
 
 def count_tokens(prompt: Rendered | None) -> int:
-    """Return the number of a prompt's tokens, or for messages, a guess."""
+    """Return the number of a prompt's tokens; for messages, an estimate."""
     if isinstance(prompt, list):
         return sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
     return len(prompt or ())
@@ -94,7 +94,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Rewarded:
-    """What a reward model gives for a dialogue: a number on its own scale, NaN if the model is damaged."""
+    """A reward model's result for a dialogue: a number on the model's own scale, or NaN if the model is damaged."""
 
     reward: float
     prompt_tokens: int | None
@@ -115,10 +115,10 @@ def is_cut(finish_reason: str) -> bool:
 
 
 def was_cut(reply: Mapping[str, Any]) -> bool:
-    """Return whether the text of a reply, an answer's record or a trace's line, was cut, as its finish reason says.
+    """Return whether a reply's text was cut, by its finish reason; `reply` is an answer's record or a trace's line.
 
-    Its value may be whole all the same, or nothing may have been read. Without a finish reason, as in other people's
-    files, `truncated` says so.
+    The value that was read from a cut text may still be complete, or be missing. If there is no finish reason, as in
+    other people's files, `truncated` decides.
     """
     reason = reply.get("finish_reason")
     return is_cut(reason) if isinstance(reason, str) else bool(reply.get("truncated"))
@@ -127,7 +127,8 @@ def was_cut(reply: Mapping[str, Any]) -> bool:
 class RefusedError(Exception):
     """The engine will never answer this request; other requests continue.
 
-    `is_certain` is False if the server may refuse all requests for this reason; an answer to another shows otherwise.
+    `is_certain` is False if the server may refuse every request for this reason; an answer to another request then
+    rules that out.
     """
 
     def __init__(self, reason: str, is_certain: bool = True):

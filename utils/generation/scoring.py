@@ -1,13 +1,13 @@
 """Likelihoods of continuations by vLLM, whose prefix cache computes the shared prompt only once.
 
 vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
-returns log-probabilities of the tokens after the cached tokens, and none or meaningless numbers for the cached ones. So
-the continuations form a tree: the prompt is the root, and each branching point is a node, which takes one request. The
-request's `logprob_token_ids` give the likelihood of each token that may follow the node. If a cache block ends with the
-node, no later request returns these. Its `prompt_logprobs` give the likelihoods of the node's own tokens, which are in
-no other request and so not in the cache.
+returns log-probabilities only for tokens after the cached ones; for cached tokens, it returns none or meaningless
+numbers. The continuations therefore form a tree: the prompt is its root, and a node is a common beginning of several
+continuations, or a whole one. Each node is one request. Its `prompt_logprobs` give the likelihoods of the node's own
+tokens, which no earlier request has, so they are not in the cache. Its `logprob_token_ids` give the likelihood of each
+token that may follow the node. A later request might not return these, because a cache block may end after them.
 
-The logits of a whole prompt are never in memory: 32,000 tokens and a vocabulary of 150,000 would take 20 GB.
+The logits of a whole prompt are never in memory: for 32,000 tokens and a vocabulary of 150,000, they would take 20 GB.
 
 vLLM 0.32's second model runner, used on GPUs, may return `prompt_logprobs` of other tokens, because it reads them from
 a buffer that later requests change (vLLM's pull request 44106). vLLM also returns the token ids; if one is wrong, the
@@ -76,7 +76,7 @@ async def score_continuations(
 
 
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
-    """Return the tokens with which all texts begin, and the rest of each text by name, as token ids.
+    """Split texts (token ids) into their common beginning and the rest of each text, by name.
 
     The shared beginning can be appended to a prompt; the rests are then the options. If a token combines a space and a
     digit, it belongs to the option.

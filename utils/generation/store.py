@@ -60,7 +60,7 @@ class ModelStore:
         """`store` is the folder of all models, and `model` the model's name, with which its folder's name begins."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
-        self._root, self._pattern = Path(store), f"*-{digest}"  # runs that name the model otherwise may add folders
+        self._root, self._pattern = Path(store), f"*-{digest}"  # runs with another name for the model may add folders
         self._own_name = f"{name}-{digest}"
         self.described = described
         self._places: dict[bytes, tuple[_Lines, int, int]] = {}  # key -> the line's file, offset and length in bytes
@@ -182,7 +182,7 @@ class _Lines:
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Return key, offset and length of each new line, except an incomplete last line.
 
-        Another process is still writing an incomplete line, or was killed, and then nobody appends to the file again.
+        Another process is still writing an incomplete line, or was killed; no other process appends to its file.
         UserError if a line is damaged, or is complete except for its line break.
         """
         lines = []
@@ -224,7 +224,7 @@ def models_of_server(store: str | Path, server: str) -> list[dict[str, Any]]:
 
 
 def _read_model(path: Path) -> dict[str, Any]:
-    """Return the content of a model.json, with `servers`, a list, in any case; UserError if the file is damaged."""
+    """Return the content of a model.json, always with the list `servers`; UserError if the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return content | {"servers": [*content.get("servers", [])]}

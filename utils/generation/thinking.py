@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that a parser needs
-ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # makes a thought empty, as Qwen3's template does
+ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # ends an empty thought, as in Qwen3's template
 TO_ANSWER = "<|channel|>final<|message|>"  # the end of gpt-oss's prompts for an answer
 THOUGHT_TOKENS = 8192  # tokens for thoughts, in addition to those of the answer: a guess
 # "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
@@ -111,7 +111,7 @@ def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
 
 
 def opening_of(end: str) -> str | None:
-    """Return the mark of the thought that a prompt with this end opens; None if it opens none."""
+    """Return the opening mark of a thought that the end of a prompt leaves open; None if there is none."""
     opened = list(OPENING.finditer(end))
     return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
 

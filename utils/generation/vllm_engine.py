@@ -53,7 +53,7 @@ GONE_SECONDS = 30  # to wait for an engine's process to end
 
 
 def quiet_libraries(log_level: str) -> None:
-    """Keep vLLM silent below errors, in its own processes too, unless --log_level asks for more."""
+    """Show only vLLM's errors, also from its own processes, unless --log_level asks for more."""
     quiet = log_level == "warning"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
@@ -66,7 +66,7 @@ def cores() -> int:
 
 
 def set_defaults(on_gpu: bool, engines: int) -> None:
-    """Set vLLM's environment variables, unless the user has set them; `engines` share this machine's CPU.
+    """Set vLLM's environment variables, unless the user has set them; `engines` is how many share the CPU.
 
     On a GPU, FlashInfer's sampler and all-reduce are switched off: they need nvcc and ninja, and vLLM 0.32 crashes
     without checking for them. Our requests do not use that sampler, and vLLM has its own all-reduce.
@@ -287,7 +287,7 @@ class VLLMEngine:
         return await self._final(results)
 
     def _check_length(self, tokens: int) -> None:
-        """Raise UserError for a request that the memory of this machine cannot hold: a larger one could."""
+        """Raise UserError for a request that this machine's memory cannot hold; a larger machine may answer it."""
         if tokens > self._length:
             problem = f"a request needs {tokens} tokens, but beside the weights, the memory has room for {self._length}"
             remedy = f"use more or larger GPUs, or skip longer prompts: --max_model_len {self._length}"
@@ -363,7 +363,7 @@ def engine_settings(
 
 
 def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-    """Return vLLM's sampling parameters; `own_sampling` may have the model's own temperature and top_p (else 1)."""
+    """Return vLLM's sampling parameters; `own_sampling` has the model's default temperature and top_p (1 if absent)."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     defaults = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
@@ -410,7 +410,7 @@ def _check_batch_invariance(count: int, on_gpu: bool) -> None:
     """Raise UserError if vLLM does not support VLLM_BATCH_INVARIANT=1 here; on a CPU, its first step would crash."""
     what = f"{BATCH_INVARIANT}=1 needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
     if not on_gpu:
-        raise UserError(f"{what}; this machine has none")
+        raise UserError(f"{what}; this machine has no GPU")
     # Only a part of a GPU (MIG) reports no capability, and all GPUs with MIG are new enough.
     lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
     if lowest < BATCH_INVARIANT_FROM:

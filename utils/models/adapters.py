@@ -10,14 +10,15 @@ from utils.base.errors import UserError, quote
 from utils.models.loading import Headers
 
 MOST_RANK = 512  # the highest rank of an adapter in vLLM 0.32 (MaxLoRARanks)
-# NOT_SERVED: settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`). SERVED: names of tensors that it reads.
-# PLAIN_STARTS: values of init_lora_weights that do not change the base model.
+# Adapter settings that vLLM 0.32 does not serve (`PEFTHelper`).
 NOT_SERVED = (
     "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
     "alora_invocation_tokens", "use_bdlora", "use_qalora",
 )  # fmt: skip
 HEADS = ("score", "classifier")  # names of a classifier's last layer
+# Names of adapter tensors that vLLM 0.32 reads.
 SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_head)\.base_layer\.weight)$")
+# Values of init_lora_weights that do not change the base model.
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
@@ -67,12 +68,12 @@ def check_served(adapter: Path, config: dict[str, Any], weights: Iterable[str]) 
     if unserved:
         raise UserError(
             f"{adapter}: vLLM does not serve an adapter with {unserved[0]}\n"
-            "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
+            "  merge it into its base model (PEFT's merge_and_unload), or train an adapter without it"
         )
 
 
 def check_modules(adapter: Path, headers: Headers, base: str, base_headers: Headers) -> None:
-    """Raise UserError unless the base model has the adapter's modules, in sizes that fit.
+    """Raise UserError unless the base model has the adapter's modules, with matching sizes.
 
     Without headers of the base model (they are unknown, or its weights are pickled), nothing is checked.
     """

@@ -30,7 +30,7 @@ NO_LOSS = -100  # the label of tokens without a loss, by the convention of torch
 
 
 def quiet_libraries() -> None:
-    """Turn off libraries' progress bars; show their messages from --log_level on, but with `warning` only errors."""
+    """Turn off libraries' progress bars, and show their messages at --log_level; at `warning`, show only errors."""
     level = logging.getLogger().level
     if level >= logging.WARNING:
         level = logging.ERROR
@@ -47,7 +47,7 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """Return the fastest attention with which transformers computes this model correctly; note on stderr if eager."""
+    """Return transformers' fastest attention that is correct for this model; print a note if it is eager."""
     with loading(model_addr, "config.json"):
         config = AutoConfig.from_pretrained(model_addr, **source)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -55,7 +55,7 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
         return "sdpa"
     # Unlike vLLM, transformers silently drops a cap on attention scores if a kernel has no such argument.
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    # If the list lacks flash_attention_2, transformers would fetch another FlashAttention, as code, from the hub.
+    # If the list lacks flash_attention_2, transformers would download another FlashAttention's code from the hub.
     kernels = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
     takes_flash = model_class._supports_flash_attn and "flash_attention_2" in kernels
     takes_flash &= not is_capped or is_flash_attn_greater_or_equal("2.6.0")
@@ -127,7 +127,7 @@ def target_log_probs(
     """Return the log-probabilities (nats) of a batch's N target tokens, shape (N,), one sequence after the other.
 
     Args:
-        temperatures: above 0, at which the tokens were sampled, for all or (N,) for each; they divide the logits.
+        temperatures: sampling temperatures (above 0), which divide the logits: one for all tokens, or one each (N,).
         model, labels, inputs: as in `target_logits`.
     """
     logits, targets = target_logits(model, labels, **inputs)
@@ -139,8 +139,8 @@ def target_log_probs(
 def target_logits(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the float32 logits (N, vocabulary) that predict a batch's N target tokens, and these tokens (N,).
 
-    Logits are computed only for the targets: for all of 8192 tokens with a vocabulary of 152 thousand, they would take
-    5 GB. The model's `logits_to_keep` is not used, because it keeps the same positions in all sequences of a batch.
+    Logits are computed only for the targets: with a vocabulary of 152,000 tokens, the logits of 8192 positions would
+    take 5 GB. The model's `logits_to_keep` is not used, because it keeps the same positions in all sequences.
 
     Args:
         model: a model, or one that is wrapped for training on several devices.
@@ -167,7 +167,7 @@ def write_reply(model: Any, chat: Any, prompt: Sequence[int], max_tokens: int) -
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(
         do_sample=False,
-        repetition_penalty=1.0,  # some models' own settings have another; with vLLM it is not used either
+        repetition_penalty=1.0,  # a model's own value is not used, as with vLLM
         max_new_tokens=max_tokens,
         eos_token_id=chat.end_of_turn,
         pad_token_id=chat.tokenizer.pad_token_id,

@@ -1,4 +1,4 @@
-"""Find the GPUs that torch can use. If a GPU is present and torch cannot use it, a run ends; it never uses the CPU."""
+"""Find the GPUs that torch can use. If a GPU is present but unusable, a run ends instead of using the CPU."""
 
 import os
 import re
@@ -13,7 +13,7 @@ OLDEST = 7.5  # lowest compute capability for which CUDA 13 compiles code and vL
 
 
 def set_up_allocator() -> None:
-    """Let torch's blocks of GPU memory grow, unless the user has configured it; must be called before importing torch.
+    """Let torch's blocks of GPU memory grow, unless the user configured them. Call this before importing torch.
 
     With blocks of fixed size, batches of varying shapes leave gaps that cannot be used. vLLM's processes do not need
     this, because vLLM measures the free memory and takes its cache as one block.
@@ -31,10 +31,10 @@ def has_gpu() -> bool:
 
 
 def check_devices() -> None:
-    """Check, before weights load, that torch can use the GPUs of this machine, unless the user hides them all.
+    """Check that torch can use this machine's GPUs, unless the user hides them all. Call this before loading weights.
 
-    It also turns cuDNN's attention off for this process: in torch 2.13, it gives NaN gradients on Hopper and Blackwell
-    with a mask (pytorch/pytorch#196678), and it makes a new plan for each new shape.
+    Also turn off cuDNN's attention in this process. In torch 2.13, it returns NaN gradients on Hopper and Blackwell if
+    there is a mask (pytorch/pytorch#196678), and it makes a new plan for each new shape.
 
     Raises:
         UserError: a GPU is too old; or torch finds no GPU although this machine has one or SLURM assigned one, and
@@ -51,7 +51,7 @@ def check_devices() -> None:
                     "  use a newer GPU (docs/gpu.md), or exclude this one with CUDA_VISIBLE_DEVICES"
                 )
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # hides all GPUs unless it begins with one (not "", "-1")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # "" and "-1" hide all GPUs
     if (visible is None or re.match(r"\s*(\d|GPU-|MIG-)", visible)) and (gpu := _find_gpu()):
         raise UserError(
             f"{gpu}, but torch finds no GPU\n"
@@ -61,13 +61,13 @@ def check_devices() -> None:
 
 
 def has_bf16() -> bool:
-    """Return whether the GPU, or else the CPU, computes in bfloat16; emulation does not count, as it is slow."""
+    """Return whether the GPU (or the CPU, if there is no GPU) has native bfloat16; emulation would be slow."""
     import torch
 
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     can = torch.cpu.get_capabilities()
-    return bool(can.get("avx512_bf16") or can.get("bf16"))  # the latter is ARM's
+    return bool(can.get("avx512_bf16") or can.get("bf16"))  # "bf16" is the ARM name
 
 
 def settle_dtype(wanted: str) -> str:
@@ -113,7 +113,7 @@ def _call_nvidia_smi(*arguments: str) -> list[str] | None:
 
 
 def _find_gpu() -> str | None:
-    """Return a text on the GPU that this machine has, or that SLURM assigned; None if there is none."""
+    """Describe the GPU that this machine has, or the GPUs that SLURM assigned; None if there are none."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"this machine has {listed[0].partition(' (UUID')[0]}"

@@ -1,4 +1,4 @@
-"""The hub: whether it can be reached, requests, errors, and the cache. It is fast, as it does not import torch."""
+"""The Hugging Face hub: whether it can be reached, requests, errors, and the cache. Imports no torch, to be fast."""
 
 import logging
 import re
@@ -16,8 +16,8 @@ from utils.base.web_files import LONGEST_WAIT, read_retry_after
 CONFIGS = ("config.json", "adapter_config.json")  # of a whole model, and of a LoRA adapter
 # Names of API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
-CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; a hub that answers later than that counts as reached
-TRIES = 6  # of a request that the hub fails; the hub's client tries as often
+CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # timeouts for reaching the hub; a slow answer counts as reached
+TRIES = 6  # tries of a request while the hub fails; the hub's client also makes six
 
 T = TypeVar("T")
 
@@ -37,8 +37,8 @@ class HubFailedError(PassingError):
 def is_offline() -> bool:
     """Return whether HF_HUB_OFFLINE is set or the hub cannot be reached (refused, no such host, no route).
 
-    A hub that is slow or fails counts as reached. This function tries once. The hub's own client would try seven times
-    for each missing file, in 23 s or more; so if the hub cannot be reached, HF_HUB_OFFLINE is set for this process.
+    A hub that is slow or fails counts as reached. This function tries once, and sets HF_HUB_OFFLINE for this process if
+    the hub cannot be reached. Without that, the hub's client would retry each missing file for 23 s or more.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
@@ -53,9 +53,10 @@ def is_offline() -> bool:
 
 
 def ask_hub(call: Callable[..., T], *args: Any, **more: Any) -> T:
-    """Call a function of the hub's client that does not repeat failed requests (`hf_hub_download` does).
+    """Call a function of the hub's client, and retry it while the hub fails (5xx) or limits the request rate (429).
 
-    While the hub fails (5xx) or limits the rate of requests (429), wait as long as it asks, or up to half a minute.
+    Each pause is as long as the hub asks, or 1, 2, 4, 8 and 16 s. `hf_hub_download` does not need this: it retries
+    failed requests itself.
     """
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import parse_ratelimit_headers
@@ -63,7 +64,7 @@ def ask_hub(call: Callable[..., T], *args: Any, **more: Any) -> T:
     for tries in range(1, TRIES + 1):
         try:
             return call(*args, **more)
-        except (HfHubHTTPError, OSError) as error:  # `snapshot_download` wraps it
+        except (HfHubHTTPError, OSError) as error:  # `snapshot_download` wraps the hub's error
             response = getattr(error if isinstance(error, HfHubHTTPError) else error.__cause__, "response", None)
             if response is None or not (response.status_code == 429 or response.status_code >= 500) or tries == TRIES:
                 raise
@@ -103,10 +104,10 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
         problem = f"no such folder, and no such {kind} on the hub, or a private one (`hf auth login`)"
         raise MissingError(f"{name}: {problem}") from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"{name}: the hub has no branch, tag or commit {revision} of it") from None
+        raise UserError(f"{name}: has no branch, tag or commit {revision} on the hub") from None
     except errors.HFValidationError:
         raise UserError(f"{name!r}: neither a folder nor a valid name on the hub") from None
-    except UnicodeError:  # a token in the environment that no header can hold
+    except UnicodeError:  # a token in the environment that is not valid in a header
         with setting_up_client():
             raise
     except (errors.HTTPError, errors.CachedRepoTreeNotFoundError, OSError, RuntimeError) as error:
@@ -137,10 +138,10 @@ def hub_errors(name: str, cache_dir: str | None, kind: str = "model", revision: 
 
 
 def _check_token(name: str, error: Exception) -> None:
-    """Raise UserError if the hub does not know the token that was sent; without a token, 401 means no such model."""
+    """Raise UserError if the hub refused a token (401); if no token was sent, 401 means that there is no such model."""
     response = getattr(error, "response", None)
     if response is not None and response.status_code == 401 and "authorization" in response.request.headers:
-        problem = "the hub does not accept the token (HF_TOKEN, or of `hf auth login`): it has expired or was revoked"
+        problem = "the hub does not accept the token (from HF_TOKEN or `hf auth login`): it has expired or was revoked"
         raise UserError(f"{name}: {problem}\n  log in again with `hf auth login`, or remove the token") from None
 
 

@@ -1,4 +1,4 @@
-"""Read a model's files with libraries, whose exceptions become errors about these files."""
+"""Read a model's files with libraries, and turn their exceptions into errors that name the file."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from utils.base.errors import UserError, kind, printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-# Kinds of RoPE for which the limit in a config already includes RoPE's factor.
+# Types of RoPE whose scaling factor is already part of the config's limit.
 WITHIN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 Headers = dict[str, tuple[list[int], str]]  # (shape, type) of a model's tensors, by name
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
@@ -57,9 +57,9 @@ def load_config(folder: Path) -> Any:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise UserError if a model's weights do not match its config; called only after an engine failed to load them.
+    """Raise UserError if a model's weights do not match its config. Call this only after an engine failed to load them.
 
-    It is not called before, because it would refuse quantized weights and weights with older names, which do load.
+    Before that, it would also refuse quantized weights and weights with older names, which engines can load.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""What a command needs of this machine's GPUs, checked before a run and printed by --dry_run.
+"""The GPUs and memory that a command needs, checked before a run and printed by --dry_run.
 
-A dry run may be on another machine than the run, such as a login node. In a dry run, a missing requirement is therefore
-a line that begins with "missing:", not an error. No weights are loaded. Sizes are in bytes; GB is 10^9 bytes.
+A dry run may be on a different machine from the run, such as a login node. It therefore prints a missing requirement as
+a line that begins with "missing:", instead of raising an error. No weights are loaded. Sizes are in bytes; GB is 10^9.
 """
 
 import functools
@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 
 
 def read_size(headers: Headers, config: Any, dtype: str = "auto") -> ModelSize | None:
-    """Return the size of a model, from its config and headers; None if these do not say.
+    """Return the size of a model, from its config and headers; None if they do not determine it.
 
     Args:
         dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
@@ -102,7 +102,7 @@ def check_before_fetching(
     num_gpus: int = 1,
     **limit: Any,
 ) -> None:
-    """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
+    """Raise UserError, before a model is fetched or loaded, if its size is known and certainly too large.
 
     Args:
         value_bytes: bytes per weight; in a training of all weights, including the gradient and AdamW's averages.
@@ -146,7 +146,7 @@ def gpu_problems(gpus: Sequence[Gpu], args: Namespace) -> list[str]:
 
 
 def _or_missing(check: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return a version of a check that returns a line with "missing:" where the check raises UserError."""
+    """Decorate a check: if it raises UserError, the error is returned as a line that begins with "missing:"."""
 
     @functools.wraps(check)
     def run(*args: Any) -> list[str]:
@@ -164,7 +164,7 @@ def _missing(problem: str) -> str:
 
 @_or_missing
 def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
-    """Return lines on the GPUs here, and on each model that vLLM would load; `args`: `cli.add_engine_arguments`."""
+    """Return lines about the GPUs here and each model to load; `args` has the flags of `cli.add_engine_arguments`."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if gpus:
@@ -175,7 +175,7 @@ def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
 
 @_or_missing
 def describe_weights(model: ModelFolder, value_bytes: int, what: str = "weights") -> list[str]:
-    """Return lines on the GPUs here, and on a model that transformers would load with `value_bytes` per weight."""
+    """Return lines about the GPUs here and a model that transformers would load with `value_bytes` per weight."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if model.headers:  # unknown for pickled weights

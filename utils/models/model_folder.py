@@ -1,4 +1,4 @@
-"""A local model's files: checked, and read once into one value. It is fast, as it does not import torch."""
+"""A local model's files, checked and read once. Imports no torch, to be fast."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from utils.models.hub import (
 )
 from utils.models.loading import Headers, read_headers
 
-CHOSEN = "chosen.json"  # what utils/select_model.py leaves in the folder of the model that it chose
+CHOSEN = "chosen.json"  # the file that utils/select_model.py adds to the folder of the model that it chose
 # Files besides the weights that affect a model's answers: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
 # Files in a hub model's top folder that vLLM reads: no pickled weights, and no second copy in another format.
@@ -40,8 +40,8 @@ GB = 10**9  # bytes; hashing more than this takes seconds
 class ModelFolder:
     """A local model: a folder, or a hub model at its cached commit. Each property is read once, when first needed.
 
-    Call `checked` before anything else. Properties that read files of a hub model
-    raise UserError if the hub refuses a request or fails.
+    Call `checked` before anything else. Properties that read files of a hub model raise UserError if the hub refuses a
+    request or fails.
     """
 
     addr: str  # a folder, or a name on the hub
@@ -109,7 +109,7 @@ class ModelFolder:
 
     @property
     def identity(self) -> str:
-        """Distinguishes the model from all others, in keys of stored completions: an adapter's includes its base's."""
+        """The model's unique id in the keys of stored completions; an adapter's includes that of its base model."""
         return self.fingerprint + (f" on {self.base.fingerprint}" if self.adapter else "")
 
     @cached_property
@@ -120,13 +120,13 @@ class ModelFolder:
 
     @property
     def trained(self) -> dict[str, Any]:
-        """`made_with` of utils/train_generator.py; empty for other models."""
+        """`made_with`, if utils/train_generator.py trained the model; empty for other models."""
         return self.made_with if self.made_with.get("script") == "utils/train_generator.py" else {}
 
     @cached_property
     def chosen(self) -> dict[str, list[str]]:
-        """The `judges` and `inputs` by which utils/select_model.py ever chose the model; empty for other models."""
-        path = self.path / CHOSEN if is_folder(self.addr) else None  # a hub model's file would be another's
+        """The `judges` and `inputs` with which utils/select_model.py has chosen this model; empty if it never has."""
+        path = self.path / CHOSEN if is_folder(self.addr) else None  # in a hub model, the file would be someone else's
         if path is None or not path.is_file():
             return {}
         chosen = read_json(path)
@@ -141,7 +141,7 @@ class ModelFolder:
 
     @property
     def trained_on(self) -> list[str]:
-        """The hashes of the datasets that trained or chose the model, or the one that its training began with."""
+        """The hashes of the datasets that trained or chose this model, or the model that its training began with."""
         used = {self.trained.get("validation"), self.trained.get("inputs"), *self.trained.get("trained_before_on", ())}
         return sorted({*used, *self.chosen.get("inputs", ())} - {None})
 
@@ -151,30 +151,30 @@ class ModelFolder:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether it is a sequence classifier. UserError if that has several labels: a reward model has one."""
+        """Whether it is a sequence classifier. UserError if it has several labels, because a reward model has one."""
         config = self.base.config
         try:
             kinds = [str(kind) for kind in config.get("architectures") or ()]
             num_labels = config.get("num_labels") or len(config.get("id2label") or "ab")  # transformers' default is two
         except TypeError:
             return False  # loading it reports the problem
-        is_one = any(kind.endswith("ForSequenceClassification") for kind in kinds)
-        if is_one and num_labels != 1:
+        is_classifier = any(kind.endswith("ForSequenceClassification") for kind in kinds)
+        if is_classifier and num_labels != 1:
             raise UserError(f"{self.addr}: has {num_labels} labels, but a reward model must have exactly one")
-        return is_one
+        return is_classifier
 
     @property
     def is_float32(self) -> bool:
-        """Whether float32 is the model's own type, by its config, or if that names none, by its weights as in vLLM."""
+        """Whether the model's own type is float32. If its config names no type, the weights decide, as in vLLM."""
         types = [part[name] for part in self._configs for name in ("dtype", "torch_dtype") if part.get(name)]
         headers = {} if types else self.base.headers
         return types[0] == "float32" if types else not headers or any(kind == "F32" for _, kind in headers.values())
 
     @property
     def pads_with_end(self) -> bool:
-        """Whether a dialogue may end with the padding token: the config has one.
+        """Whether a dialogue may end with the padding token, because the config has one.
 
-        Which token ends a turn is up to the template: it need not be the config's end token.
+        The template decides which token ends a turn; it may differ from the config's end token.
         """
         return any(part.get("pad_token_id") is not None for part in self._configs)
 
@@ -190,13 +190,13 @@ class ModelFolder:
         If the hub cannot be reached, transformers will read only the cache (see `is_offline`).
         """
         if not is_folder(self.addr):
-            is_offline()  # for its effect on transformers
+            is_offline()  # sets HF_HUB_OFFLINE, which transformers obeys
         return {"cache_dir": self.cache_dir, "revision": self.commit or "main", "trust_remote_code": False}
 
     def checked(self, safetensors_only: bool = False) -> "ModelFolder":
-        """Return this model if, as far as can be seen before loading, it and an adapter's base model can be loaded.
+        """Check, without loading weights, that this model (and an adapter's base model) can be loaded; return it.
 
-        Of a hub model that is not cached, only the config is fetched; later steps load the commit that this caches.
+        If a hub model is not cached, only its config is fetched; later steps load the commit that this caches.
         With `safetensors_only`, pickled weights (*.bin) of a whole model are refused; those of an adapter always are.
 
         UserError if the folder or its files are missing, incomplete or refused because they are pickled; vLLM does not
@@ -237,7 +237,7 @@ class ModelFolder:
     def file(self, name: str) -> Path | None:
         """Return the path of one file of the model; None if the model has no such file, or the hub is out of reach.
 
-        If the cache does not know whether a hub model's commit has the file, it is fetched.
+        A hub model's file is fetched, unless the cache has it or records that the commit lacks it.
         """
         if is_folder(self.addr):
             path = self.path / name
@@ -252,9 +252,10 @@ class ModelFolder:
         return Path(path) if isinstance(path, str) else None  # otherwise, a marker that the hub lacks the file
 
     def fetch(self) -> Path:
-        """Return the folder with all files of the model; those that the cache lacks are fetched if the hub is in reach.
+        """Fetch the files that the cache lacks, if the hub can be reached, and return the model's folder.
 
-        UserError if the hub refuses; it cannot be reached and the cache lacks weights; or it has only pickled weights.
+        UserError if the hub refuses, if the cache lacks weights and the hub cannot be reached, or if all weights are
+        pickled.
         """
         if is_folder(self.addr):
             return self.path
