@@ -63,7 +63,7 @@ def load_encoder(
     """Load a BERT-like model by hub name or folder. Call `ModelFolder.checked` first.
 
     Args:
-        device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs if there are any.
+        device: "cuda" for all visible GPUs, "cuda:0" for one, "cpu", or "auto" for all GPUs if there are any.
         dtype: "float32" or "bfloat16", for the weights and all activations.
 
     Raises:
@@ -135,7 +135,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, pooling: Pooling) -> 
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return the most tokens that a model reads; None if its config sets no limit.
+    """Return the maximum number of tokens that a model reads; None if its config sets no limit.
 
     Models like RoBERTa (XLM-R, MPNet) number positions from the padding token's id + 1, so BGE-M3, with 8194 positions,
     reads 8192 tokens.
@@ -155,7 +155,7 @@ def most_tokens(config: Any) -> int | None:
 def pick_devices(device: str) -> list[str]:
     """Return the devices for the model and its replicas: all GPUs, unless `device` is "cpu" or a GPU ("cuda:0").
 
-    UserError if a GPU is requested, but missing or unusable.
+    UserError if `device` is "cuda" and there is no GPU, or if a GPU is unusable.
     """
     import torch
 
@@ -175,7 +175,8 @@ def embed_texts(
 
     Args:
         batch_size: maximum number of 512-token texts per batch; shorter texts make larger batches. The default is 64 on
-            a GPU, and 2 per thread on a CPU, where it is also the maximum. Batches change embeddings only by rounding.
+            a GPU, and 2 per thread on a CPU, where it is also the maximum. The batch size changes embeddings only by
+            rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
@@ -257,7 +258,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
         )
         num_cut += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
         for ids in encoded["input_ids"]:
-            check_tokens(ids, encoder.tokenizer, size)  # an unknown id would abort a GPU
+            check_tokens(ids, encoder.tokenizer, size)  # an id outside the vocabulary would crash the GPU
         token_ids += [np.array(ids, dtype=np.int64) for ids in encoded["input_ids"]]
     return token_ids, num_cut
 
@@ -310,7 +311,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
             pooled = hidden[:, 0]
         elif pooling.mode == "lasttoken":
             last = hidden[torch.arange(count, device=model.device), lengths - 1]  # padding is on the right
-            pooled = last * (lengths > 0)[:, None]  # a text without tokens gets zeros, which are refused
+            pooled = last * (lengths > 0)[:, None]  # a text without tokens gets zeros, which the caller refuses
         else:
             pooled = torch.einsum("btd,bt->bd", hidden, mask.float()) / lengths[:, None]
         if pooling.normalize:

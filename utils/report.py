@@ -11,7 +11,7 @@ which. The report opens in a browser from disk and needs no network.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # when it runs this file, Python finds only utils/
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -49,9 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", nargs="+", required=True, metavar="FILE",
-        help="datasets that the systems answered from; must be the ranked ones to show the posts used")
+        help="datasets that the systems answered; pass the ranked ones to show the posts that were used")
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a column: its name, then its files of responses, scores and plans; once per system")
+        help="a column: its name, then its files of responses, scores and plans; repeat it for each system")
     add("--output_addr", required=True, metavar="FILE", help="output file, an HTML page")
     # fmt: on
     add_overwrite_argument(parser)
@@ -97,12 +97,12 @@ def read_datasets(paths: list[str]) -> Datasets:
 
 
 def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
-    """Read the responses and plans from lists `[name, file, ...]`; `read_scores_into` reads the scores of all."""
+    """Read responses and plans from lists `[name, file, ...]`; `read_scores_into` reads the scores of all systems."""
     sides: dict[str, Side] = {}
     for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
         if "responses" not in kinds.values():
-            raise UserError(f"--system {name!r}: needs a name, then its files, one of them with responses")
+            raise UserError(f"--system {name!r}: needs a name, then its files, at least one of them with responses")
         side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
         for path in side.scores:
             refuse_scores_of_others(path, [path for path in paths if kinds[path] == "responses"])
@@ -144,7 +144,8 @@ def kind_of(path: str) -> str:
 def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
     if foreign := [question_id for question_id in ids if question_id not in datasets.questions]:
         verb = "is" if len(foreign) == 1 else "are"
-        raise UserError(f"{path}: {count_noun(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
+        found = f"{count_noun(len(foreign), 'id')} {verb} not in any --inputs_addr"
+        raise UserError(f"{path}: {found}: {first_five(foreign)}")
 
 
 def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board], list[str]]:
@@ -180,7 +181,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
             judged = f"{where}: question {quote(entry['id'])}"
             raise UserError(
-                f"{judged} was judged by different aspects from those in --inputs_addr; pass its own dataset there"
+                f"{judged} was judged by different aspects than --inputs_addr has; pass the dataset it was judged with"
             )
 
 
@@ -192,8 +193,8 @@ def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
         if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (
-                f"{side.name}: the posts used in {count_noun(missing, 'answer')} are not shown, because its responses "
-                "have no manifest, or it names a dataset that is not in --inputs_addr."
+                f"{side.name}: the posts used in {count_noun(missing, 'answer')} are not shown, because the "
+                "responses have no manifest, or the manifest names a dataset that is not in --inputs_addr."
             )
 
 

@@ -3,7 +3,7 @@
   python utils/train_ranker.py --response_addr samples.json --score_addr samples_scores.json \\
       --states_addr samples_states.safetensors --output_dir ranker
 
-utils/embed_responses.py makes the states. Training takes minutes on the CPU; if it is killed, it starts over.
+utils/embed_responses.py makes the states. Training takes minutes on the CPU. After a killed run, it starts over.
 """
 
 import json
@@ -28,10 +28,11 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--response_addr", required=True, metavar="FILE", help="responses with several samples per question")
-    add("--score_addr", required=True, metavar="FILE", help="the scores of all samples (--samples all)")
+    add("--score_addr", required=True, metavar="FILE",
+        help="scores of all samples (evaluate_responses.py --samples all)")
     add("--states_addr", required=True, metavar="FILE", help="states of the responses, by utils/embed_responses.py")
     add("--validation_addr", nargs=3, metavar=("RESPONSES", "SCORES", "STATES"),
-        help="the same files for other questions, which choose the best epoch (default: use the last one)")
+        help="the same three files for other questions, to choose the best epoch by (default: use the last epoch)")
     add("--inputs", choices=["xuy", "xy", "y"], default="xuy",
         help="states to read: x of the question, u of its posts, y of the response (%(default)s)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the ranker")
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         weights, figures = fit((pools, states), validation, args.inputs)
         file.write(save(weights, {"questions": json.dumps(sorted(hashes))}))
         manifest |= figures
-    chosen = f" of {len(figures['losses'])}, validation {max(figures['selected']):z.4f}" if validation else ""
+    chosen = f" of {len(figures['losses'])}, validation score {max(figures['selected']):z.4f}" if validation else ""
     print(f"{args.output_dir}: trained on {count_noun(len(pools), 'question')}; epoch {figures['epoch']}{chosen}")
     return 0
 

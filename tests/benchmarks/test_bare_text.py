@@ -75,7 +75,7 @@ def test_ratings(text, cut, value):
     assert RATING.parse(text, cut).value == value
 
 
-def test_texts_are_taken_unchanged():
+def test_a_text_is_only_cleaned_at_its_ends():
     parsed = parse_text('\n "A title"\nand more\r\n', False)
     assert (parsed.value, parsed.how, parsed.truncated) == ('"A title"\nand more', "strict", False)
     assert parse_text("half \ud83d", True).value == "half"

@@ -191,7 +191,7 @@ def test_the_content_policy_blocks_outside_resources(files):
         (["--system", "A", "answers", "--system", " A ", "others"], r"--system ' A ' appears twice"),
         (["--system", "A", "answers", "data.json"], r"data\.json: has neither responses nor scores nor plans"),
         (["--system", "A", "answers", "answers"], r"answers: also in another file of this system: 'diy_2', 'rpg_1'"),
-        (["--system", "A", "others"], r"others: 1 id is in no --inputs_addr: 'x'"),
+        (["--system", "A", "others"], r"others: 1 id is not in any --inputs_addr: 'x'"),
         (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by different asp"),
         (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is a different ques"),
         (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is also an input"),

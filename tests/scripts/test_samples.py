@@ -1,4 +1,4 @@
-"""--samples all: every response is scored into one file, paid once, and a table shows the mean over samples."""
+"""--samples all: one file has the scores of all samples, each is judged only once, and a table shows their means."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ def judged(judging):
     return judging
 
 
-def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
+def test_every_sample_has_its_score_and_is_judged_once(judged, capsys):
     content = judged.run(None, [judged.samples], "--samples", "all", "--max_retries", 0)
     assert {entry["id"]: entry["samples"] for entry in content["per_question_scores"]} == {
         "q1": [1, 0, 0.5], "q2": [0.5, 0, 1], "q3": [0, 0.5], "q4": [1, None, 1]
@@ -47,7 +47,7 @@ def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
     ]  # fmt: skip
     line = "score 0.6250 over 4 questions; 1 of them without an answer, counted 0; mean of the questions' means over "
     assert f"{line}11 samples 0.5625 (1 without a score, 2 without an answer)" in capsys.readouterr().out
-    # The first samples alone, or the second ones in a file of their own, as another command would judge them.
+    # Judging only the first samples, or the second ones in a file of their own, sends no further requests.
     first = judged.run(None, [judged.samples], "--max_retries", 0, to="first.json")
     assert (first["score"], "samples" in first["per_question_scores"][0]) == (0.625, False)
     assert "only the first response to each question is judged; --samples all judges" in capsys.readouterr().err
@@ -57,8 +57,8 @@ def test_every_sample_has_its_score_and_is_paid_once(judged, capsys):
     assert len(judged.server.requests) == 9
 
 
-def test_a_question_is_listed_once_all_its_samples_have_their_verdicts(judged):
-    """The server fails for the first sample of q1 and the last one of q4; the next run asks for these alone."""
+def test_a_question_is_listed_when_all_its_samples_have_verdicts(judged):
+    """The server fails for the first sample of q1 and the last one of q4; the next run asks only for these two."""
     reply, lost = judged.server.reply, ("response:\nq1 0\n", "response:\nq4 2\n")
 
     def fail(request):
@@ -83,7 +83,7 @@ def test_a_dry_run_counts_equal_samples_once(judged, capsys):
 
 
 def test_several_verdicts_per_sample(judged):
-    """Each verdict on a sample is asked for by itself, with the seeds that a file of this sample would have."""
+    """Each verdict is one request, with the seed that it would have if the sample were in a file of its own."""
     flags = ["--num_verdicts", 2, "--temperature", 1, "--max_retries", 0]
     content = judged.run(None, [judged.samples], "--samples", "all", *flags)
     assert [entry["samples"] for entry in content["per_question_scores"]][:2] == [[1, 0, 0.5], [0.5, 0, 1]]
@@ -94,7 +94,7 @@ def test_several_verdicts_per_sample(judged):
     assert len(judged.server.requests) == 18
 
 
-def test_a_pair_of_systems_has_no_samples(judged):
+def test_pairwise_refuses_samples(judged):
     with pytest.raises(UserError, match="--samples: pairwise compares the first responses of two systems"):
         judged.run("pairwise", [judged.samples, judged.samples], "--samples", "all")
 

@@ -1,4 +1,4 @@
-"""Print how long a finished command takes for 100,000 questions: it reads neither datasets nor outputs, only hashes.
+"""Print how long a finished command with 100,000 questions takes to run again: it only compares hashes of its files.
 
 python tests/speed/finished.py
 """
@@ -21,7 +21,7 @@ TEXT = "The reed rattles when it dries out, so soak it, and seat it lower on the
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_flags(__doc__, argv, num_questions=(100_000, "in the dataset"))
+    args = parse_flags(__doc__, argv, num_questions=(100_000, "questions in the dataset"))
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(args, Path(folder))
     write_figures(args.json_addr, figures)
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Run each command until it is finished, and return the seconds of its runs after that."""
+    """Run each command once, then time further runs; return the minimum, median and maximum of each."""
     source, ranked, answers = (folder / f"{name}.json" for name in ("source", "ranked", "answers"))
     key, method = folder / "key.txt", folder / "method.py"
     key.write_text("not-sent")
@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, object]:
         words = [sys.executable, *map(str, command)]
         subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         seconds = [run(words) for _ in range(args.runs)]
-        what = f"{name} that is finished, {args.num_questions} questions"
+        what = f"finished {name} run again, {args.num_questions} questions"
         figures[name] = print_spread(what, seconds, BAR, " s", below=True)
     return figures
 

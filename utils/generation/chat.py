@@ -2,7 +2,8 @@
 
 A local model's ids are made by its chat template and tokenizer; the engine adds no tokens (no second BOS). `PlainText`
 is for an encoder-decoder, which has no chat template. `APIChat` leaves rendering to the server. It counts tokens with
-tiktoken, or estimates their number."""
+tiktoken, or estimates their number.
+"""
 
 import math
 import re
@@ -34,25 +35,26 @@ from utils.models.loading import (
 from utils.models.model_folder import ModelFolder
 
 COUNTED = 50_000  # messages whose lengths are cached
-# Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
+# Tokens that count as control tokens even if the tokenizer does not mark them as special (DeepSeek: full-width bars).
 CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
-BREAK = "\ufdd0"  # not a character; inserted into a control token's text, which is then read as characters
+BREAK = "\ufdd0"  # a Unicode noncharacter; put into a control token's text so that it is read as ordinary text
 # Some templates write today's date. They always get this one, the default of Llama 3's templates, so that prompts are
 # the same on every day, and in training and answering.
 TEMPLATE_DATE = "2024-07-26"
 CLOCK = "strftime_now"  # a template's function for today's date
-PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # some refuse this order
+# The roles of a dialogue to test a template with; some templates refuse this order.
+PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
-VERDICT_TOKENS = 512  # most tokens of a judge's output
+VERDICT_TOKENS = 512  # maximum length of a judge's output
 TOKENS_PER_MESSAGE = 4  # tokens that OpenAI's chat format adds around each message
 FETCH_SECONDS = 20  # to wait for tiktoken's table
 BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
-    """Return the arguments (num_systems, alternates) of `fold` for messages that a template renders correctly.
+    """Return arguments (num_systems, alternates) with which `fold` makes messages that a template renders correctly.
 
-    The template may not drop or move a text, except for a system message at the beginning (Mistral's template moves it
+    The template must not drop or move a text, except for a system message at the beginning (Mistral's template moves it
     to the last user message). `render` may raise any exception; only a UserError ends the run.
     """
     forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
@@ -75,10 +77,10 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
     """Convert messages to a form that a template accepts, keeping the order of the texts.
 
     Args:
-        num_systems: the number of messages at the beginning among which system messages are kept. Any other system
-            message becomes a user message, and is merged with a user message that follows it.
+        num_systems: system messages are kept among this many first messages. A later system message becomes a user
+            message, and is merged with a user message that follows it.
         alternates: user and assistant must alternate, beginning with the user. If the assistant's message comes first,
-            it becomes a user message; neighbouring messages of the same role are merged.
+            it becomes a user message; consecutive messages of the same role are merged.
     """
     folded: Messages = []
     is_refused = False  # whether the previous message is a system message that became a user message
@@ -94,7 +96,7 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
 
 
 def open_local_chat(model: ModelFolder, *args: Any, **settings: Any) -> "LocalChat":
-    """Return a local model's chat, and announce it: the first call imports transformers, which takes seconds."""
+    """Announce and load a local model's chat; the first call takes seconds, because it imports transformers."""
     announce(f"loading the tokenizer of {model.addr}")
     return LocalChat(model, *args, **settings)
 
@@ -107,19 +109,19 @@ def load_tokenizer(model: ModelFolder) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     base, source = model.base.addr, model.base.source
-    with_tokenizer = model.addr if (Path(model.addr) / "tokenizer_config.json").is_file() else base
+    tokenizer_addr = model.addr if (Path(model.addr) / "tokenizer_config.json").is_file() else base
     with loading(base, "config.json"):
         config = AutoConfig.from_pretrained(base, **source).get_text_config()
-    with loading(with_tokenizer, *TOKENIZER_FILES):
-        tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
+    with loading(tokenizer_addr, *TOKENIZER_FILES):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_addr, **source)
         tokenizer("text")  # checks some fields that loading does not
     if not tokenizer.encode("text", add_special_tokens=False):
-        raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+        raise UserError(f"{tokenizer_addr}: its tokenizer has no vocabulary; is tokenizer.json missing?")
     return tokenizer, config
 
 
 class Counting:
-    """The base of chats: defaults, and a version of the subclass's `count` with a cache."""
+    """The base class of chats: defaults, and a cached version of the subclass's `count`."""
 
     count: Callable[[str], int]
     date: str | None = None  # the date that the template writes
@@ -142,7 +144,7 @@ class LocalChat(Counting):
     Attributes:
         model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
         counter: how tokens are counted, for the manifest.
-        num_tokens: the number of tokens that the model has; None if its config does not say.
+        num_tokens: the size of the model's vocabulary; None if its config does not say.
         variables: values for the template's variables, besides the messages.
         date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
         prompt_end: the text that the template adds after the user's text.
@@ -151,10 +153,11 @@ class LocalChat(Counting):
     Raises:
         UserError: model files are damaged; the chat template is missing, fails, or drops the user's text; there are
             several templates and none is the default; or the template does not know one of the `variables` (with
-            `only_known`, such variables are ignored). Rendering raises it for a text with a token that the model lacks.
+            `only_known`, such variables are ignored). Rendering also raises it if the model lacks a token of the text.
 
-    A control token in a message is rendered as characters, so that no text can end its turn. The exception is a mark
-    that closes a thought, if the last message is the assistant's, which is the beginning of the reply.
+    A control token in a message is rendered as characters, so that no text can end its turn. There is one
+    exception: if the last message is the assistant's, it is the beginning of the reply, and marks in it that close a
+    thought stay control tokens.
     """
 
     counter = "the model's tokenizer"
@@ -210,7 +213,7 @@ class LocalChat(Counting):
             text = self._apply([{"role": "user", "content": question}])
             self._encode_all([text])
         if question not in text:
-            raise UserError(f"{self._template}: drops the user's text; use another model")
+            raise UserError(f"{self._template} drops the user's text; use another model")
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
@@ -220,8 +223,8 @@ class LocalChat(Counting):
     def render_dialogue(self, messages: Messages) -> array:
         """Return the token ids of a whole dialogue, with the end of the assistant's last turn, for a reward model.
 
-        Padding tokens at its end are left off: vLLM reads the reward at the last token, but transformers, as in the
-        model's training, at the last one that is not the padding token (GenericForSequenceClassification).
+        Padding tokens at its end are left off. vLLM reads the reward at the last token; transformers and the model's
+        training read it at the last token that is not padding (GenericForSequenceClassification).
         """
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
@@ -234,7 +237,7 @@ class LocalChat(Counting):
         """Return a prompt's text. If the last message begins the reply, the template renders it as a turn to continue.
 
         A beginning that ends a thought is not rendered, because templates leave out thoughts of earlier turns. It is
-        appended to the text with which the template asks for a reply, which may open that thought.
+        appended to the rendered prompt, which may already open the thought.
         """
         begun = ""
         is_continued = messages[-1]["role"] == "assistant" and not CLOSING.search(messages[-1]["content"])
@@ -283,7 +286,7 @@ class LocalChat(Counting):
         broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
         unknown = self.tokenizer.unk_token
         if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids and mark != unknown]:
-            problem = f"its tokenizer reads {stuck[0]} in any text as a control token"
+            problem = f"its tokenizer reads {stuck[0]} as a control token in any text"
             print(f"note: {self.tokenizer.name_or_path}: {problem}", file=sys.stderr)
         longest_first = sorted(marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -316,7 +319,7 @@ class LocalChat(Counting):
     def render_reply(self, text: str) -> array:
         """Return the token ids of the assistant's reply to a prompt of `render`, with the token that ends the turn."""
         if self.end_of_turn is None:
-            problem = "ends no turn, and its tokenizer_config.json has no eos_token"
+            problem = "does not end the assistant's turn, and its tokenizer_config.json has no eos_token"
             raise UserError(f"{self._template} {problem}; use another model")
         return self._checked([*self.render_option(text), self.end_of_turn])
 
@@ -329,7 +332,7 @@ class LocalChat(Counting):
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The token that the chat template puts after the assistant's text, at which generation stops."""
+        """The token that the template puts after the assistant's text, else the EOS token; generation stops there."""
         marker = "c0ffee reply"
         messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
         with self._blaming_template():
@@ -424,7 +427,10 @@ def choose_length(
 
 
 def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
-    """Return `length` (UserError if it exceeds the model's limit); if it is None, `wanted`, at most that limit."""
+    """Return `length`; if it is None, return `wanted` or the model's limit, whichever is less.
+
+    UserError if `length` exceeds the model's limit.
+    """
     limit = chat.model_limit
     if length and limit and length > limit:
         raise UserError(f"{flag} {length}: the model supports at most {limit} tokens")

@@ -69,7 +69,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
 
 
 def read_datasets(args: Namespace, needs: Needs) -> list[list[Record]]:
-    """Return the training records and the validation records; without --validation_addr, the latter are empty."""
+    """Return the training records and the validation records (an empty list without --validation_addr)."""
     return [read_dataset(path, needs) if path else [] for path in (args.inputs_addr, args.validation_addr)]
 
 
@@ -80,7 +80,7 @@ def check_ranked(args: Namespace) -> None:
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
-    """Return the settings that determine the trained model, with the product of devices and batch sizes."""
+    """Return the settings that determine the trained model, with the effective batch size."""
     return args.settings() | {
         "script": script,
         "model": model,
@@ -121,9 +121,9 @@ def execute(training: Training) -> int:
     if run.checkpoint and training.selection.is_over(args, step_of(run.checkpoint), best_step):
         say(f"{args.output_dir}: already finished; skipped")
     else:
-        for name in STATES[:2]:  # without them, transformers would silently start with new ones
+        for name in STATES[:2]:  # without these files, transformers would silently start with new states
             if run.checkpoint is not None and not (run.checkpoint / name).is_file():
-                what = f"{name} is missing, because it is deleted when a training is finished"
+                what = f"cannot be resumed without {name}, which is deleted when training has finished"
                 raise UserError(f"{run.checkpoint}: {what}\n  add --no-resume to start over")
         check_settings(args, model)
         check_devices()
@@ -162,7 +162,7 @@ def check_settings(args: Namespace, model: ModelFolder) -> None:
         for name in ("pad_token_id", "decoder_start_token_id"):
             if getattr(without_weights.config, name, None) is None:
                 raise UserError(
-                    f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy of the model"
+                    f"{addr}: its config.json has no {name}, which training needs\n  add it in a copy of the model"
                 )
         path = model.file("generation_config.json")
         with blaming(
@@ -186,7 +186,7 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def steps_per_epoch(args: Namespace, num_examples: int) -> int:
-    """Return the number of steps in one pass over the examples; the last step may have fewer."""
+    """Return the number of steps in one pass over the examples; the last step may have fewer examples."""
     at_once = args.per_device_train_batch_size * num_processes()
     return math.ceil(math.ceil(num_examples / at_once) / args.gradient_accumulation_steps)
 

@@ -22,20 +22,25 @@ STAGES = (
     (math.inf, {"next_year": 1.0, "next_month": 0.2}),
 )
 OTHERWISE = 0.1
-ATTEMPTS = 100  # draws of blocks until a topic has all periods
-NEAR_SHARE = 10  # if the main topic comes first, one in ten of the other blocks is spread among its blocks
+ATTEMPTS = 100  # maximum number of draws until a topic has all periods
+NEAR_SHARE = 10  # if the main topic comes first, one in ten of the other topics' blocks is placed between its blocks
 
 CARD = "card"
 SMALL_TALK = "small talk"
 NO_SMALL_TALK = 15  # up to this many blocks, there is no small talk
-FEW_BLOCKS = 30  # a longer history has more small talk, and fewer questions about other blocks
-SMALL_TALK_WEIGHTS = {True: (0.7, 0.2, 0.1), False: (1,) * 19}  # by whether there are few blocks: of 0, 1, ... pieces
+FEW_BLOCKS = 30  # from this many on, there is more small talk; above it, fewer questions about other blocks
+# Weights of 0, 1, 2, ... pieces of small talk between two blocks; the key says whether there are few blocks.
+SMALL_TALK_WEIGHTS = {True: (0.7, 0.2, 0.1), False: (1,) * 19}
 
 CountTokens = Callable[[list[str]], Sequence[int]]  # the number of tokens of each text
 
 
 class MessageId(NamedTuple):
-    """The identity of a message; `section` is the event's date, or the section's number if that is missing or taken."""
+    """The identity of a message.
+
+    `section` is the date of the section's event, or the section's number if it has no event or the date is taken. It is
+    CARD for the persona's card, and the piece's number for small talk.
+    """
 
     topic: str
     period: str
@@ -81,7 +86,7 @@ def make_blocks(card: str, topic: str, conversation: Mapping[str, Any], count_to
 
 
 def make_small_talk(small_talk: Mapping[str, Any], count_tokens: CountTokens) -> list[list[Message]]:
-    """Return the messages of each piece of small talk that has a value."""
+    """Return the messages of each piece of small talk, except pieces that could not be made (None)."""
     pieces = []
     for number, turns in sorted((number, turns) for number, turns in small_talk.items() if turns is not None):
         texts = {
@@ -115,9 +120,9 @@ def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
 
 
 def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[Topics, str] | None:
-    """Draw blocks until a topic that fits the limit alone has all periods; return the blocks and this main topic.
+    """Draw blocks until one topic has all periods and is within the limit; return the blocks and this main topic.
 
-    After ATTEMPTS draws, take the first draw that reached the latest period. None if no topic fits alone.
+    After ATTEMPTS draws, take the first draw that reached the latest period. None if every topic exceeds the limit.
     """
     chosen, latest = None, 0
     for attempt in range(ATTEMPTS):
@@ -174,7 +179,7 @@ def add_small_talk(
     wanted = [gap for gap, number in enumerate(numbers) for _ in range(number)]
     added: dict[int, list[Message]] = {}
     supply = cycle(rng.sample(small_talk, len(small_talk)))
-    for gap in rng.sample(wanted, len(wanted)):  # in random order, so that the limit thins all gaps alike
+    for gap in rng.sample(wanted, len(wanted)):  # in random order, so that the limit affects all gaps alike
         piece = next(supply)
         if tokens_of(piece) > free:
             counts["pieces of small talk over the limit, left out"] += 1
