@@ -123,7 +123,7 @@ def execute(training: Training) -> int:
     else:
         for name in STATES[:2]:  # without these files, transformers would silently start with new states
             if run.checkpoint is not None and not (run.checkpoint / name).is_file():
-                what = f"cannot be resumed without {name}, which is deleted when training has finished"
+                what = f"{name} is missing, so training cannot resume; it is deleted when training has finished"
                 raise UserError(f"{run.checkpoint}: {what}\n  add --no-resume to start over")
         check_settings(args, model)
         check_devices()
