@@ -240,8 +240,8 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
         notes.append(f"{pair['judges'][0]} and {pair['judges'][1]}: {', '.join(texts)}.")
     if notes:
         notes.append(
-            "These compare the order of the systems by mean score; 1 if both judges rank them alike. Interval: 95%, by "
-            f"a percentile bootstrap over {units}, for these systems."
+            "Correlations compare the systems' order by mean score: 1 if both judges rank them the same. Interval: 95%, "
+            f"by a percentile bootstrap over {units}, for these systems."
         )
     notes += [
         f"Means over {count_noun(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
