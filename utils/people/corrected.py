@@ -71,7 +71,7 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
             values = [of_question[name] for name in names] if is_named else [*of_question.values()]
         if len(values) != len(details) or not all(type(value) is int and value in allowed for value in values):
             where, numbers = f"{people_addr}: id {quote(question_id)}", ", ".join(map(str, allowed))
-            raise UserError(f"{where}: has not one verdict of {numbers} on each {noun} of its {len(details)}")
+            raise UserError(f"{where}: must have one verdict of {numbers} on each {noun}, {len(details)} in all")
         rated[question_id] = values
         written = [{noun: detail[noun], "score": value} for detail, value in zip(details, values, strict=True)]
         by_people[question_id] = metric.score_of(written, False)
@@ -156,13 +156,13 @@ def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
         rows.append(list(map(Cell, texts)))
     notes = [
         "Corrected: the judge's mean over all questions, not macro, plus the mean of people's score minus the judge's "
-        "on the rated ones (prediction-powered inference). It holds if these were drawn at random. Intervals are "
+        "on the rated ones (prediction-powered inference). It is unbiased if these were drawn at random. Intervals are "
         "clustered by user, if users are known.",
     ]
     gaps = {figures["name"]: figures["judge_minus_people"] for figures in systems}
     if len(gaps) > 1:
         spread = max(gaps.values()) - min(gaps.values())
-        how = "compare the intervals of these errors before you call it favor"
+        how = "compare the errors' intervals before you conclude that it favors a system"
         notes.append(f"The judge's error differs by up to {number(spread)} between systems; {how}.")
     if few := [figures["name"] for figures in systems if figures["num_rated"] < LEAST_RATED]:
         notes.append(f"Fewer than {LEAST_RATED} rated questions, so intervals may be too narrow: {', '.join(few)}.")

@@ -216,9 +216,9 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
         "both orders; ties count half: equal scores, or a preference that flips with the order (swap rate).",
         share_intervals_note(task.user_field if is_clustered else ""),
         "Left out: pairs without both scores, or without a preference in both orders.",
-        "Saw: fields that the judge reads, but a reward model must not; it is an upper bound for reward models.",
+        "Saw: fields that the judge reads, but a reward model must not; such a judge is only an upper bound.",
         f"Published: {BEST_PUBLISHED:.2%} by the best reward model (arXiv 2604.07343, abstract), to compare with the "
-        "pairs of Personalized RewardBench only; it counts ties as losses, here they count half.",
+        "pairs of Personalized RewardBench only; that share counts ties as losses; here, they count half.",
         *[NOT_COMPARED] * (len(rows) > 1),
     ]
     return Table(columns, lines, notes, num_names=3)

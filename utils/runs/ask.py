@@ -202,7 +202,7 @@ class Steps:
         """
         await self.unless_over()
         if len(self._steps) == MOST_CALLS:
-            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches; check the method for an endless loop"))
             await self._not_now()
         place = self._branch.next_place()
         self._steps[place] = None
@@ -244,10 +244,12 @@ class Steps:
     async def unless_over(self) -> None:
         """Return unless the record's run is over. Each method of `Ask` awaits this first, so that no loop can spin."""
         if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
+            raise RuntimeError(
+                "ask: called in another event loop, such as a thread's; await it in the method's event loop"
+            )
         self._root = self._root or self._branch.root
         if self._root is not self._branch.root:
-            raise RuntimeError("ask: is another question's; use the one that the method was called with")
+            raise RuntimeError("ask: belongs to another question; use the `ask` that the method was called with")
         if self.ended is not None or self._is_over:
             await self._not_now()
 

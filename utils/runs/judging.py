@@ -85,8 +85,8 @@ class JudgedDataset:
         questions = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
         parts = [part for question in questions for part in metric.parts(question)] if metric.parts else []
         if metric.judge and (incomplete := sum(not all(part) for part in parts)):
-            without = f"{incomplete} of {count_noun(len(parts), metric.unit)} without a text that the judge sees"
-            print(f"note: {self.path}: {without} (such as evidence or reason), judged without it", file=sys.stderr)
+            number = f"{incomplete} of {count_noun(len(parts), metric.unit)}"
+            print(f"note: {self.path}: judged with a text missing, such as evidence: {number}", file=sys.stderr)
         return questions
 
 

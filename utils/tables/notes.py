@@ -117,7 +117,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         if count:
             yield f"{count_noun(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
     if raw_json := system.num_raw_json:
-        yield f"{count_noun(raw_json, 'answer')} left as JSON, which is longer than the text inside"
+        yield f"{count_noun(raw_json, 'answer')} left as JSON, which has more words than the text inside"
     if truncated := system.num_truncated:
         yield f"{count_noun(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_without_plan:
@@ -143,7 +143,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{unusable} of {count_noun(calls, 'call')} to its {role} unusable"
     judges = set().union(*(judges_of(manifest.get("settings", {})) for manifest in manifests))
     if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
-        yield "trained or chosen by scores of the judge that scores it here, which may overrate it"
+        yield "trained or chosen by scores of the same judge that scores it here, so it may be overrated"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)

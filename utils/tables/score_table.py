@@ -319,7 +319,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         daggers = any(has_dagger(comparisons, comparison.system, comparison.column) for comparison in comparisons)
         sign = "†: better" if daggers else "No system is better"
         if len(ordinary) < len(comparisons):
-            sign = "†: better" if daggers else "No system without a mark is better"
+            sign = "†: better" if daggers else "No ordinary system is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     elif not marked:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
@@ -357,7 +357,7 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
     source = f"Source: {paper.title}{daggers}."
     yield f"Beside each mean that is also in the paper: the paper's score and the difference from it. {source}"
     if paper.other_rule:
-        yield f"The paper's numbers are by another rule: {paper.other_rule}"
+        yield f"The paper's scoring rule differs: {paper.other_rule}"
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:
