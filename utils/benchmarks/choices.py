@@ -25,7 +25,7 @@ from utils.benchmarks.readers import QUOTE, Field, Parsed, nothing, pattern
 VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
 
-_FENCE = r"(?:```|</?json>|[/\\]?(?:json|endjson|endif)(?![a-z])|\s|\ufeff)"  # and what models write instead
+_FENCE = r"(?:```|</?json>|[/\\]?(?:json|endjson|endif)(?![a-z])|\s|\ufeff)"  # a fence, or what models write instead
 _REMAINS = rf"(?:{_FENCE}|[`{{}}]|{QUOTE})*+"
 # A verdict in prose. No number, condition or scale may follow it, nor the end of a cut text, which may hide one.
 _IN_PROSE = pattern(

@@ -138,7 +138,7 @@ def rank_correlations(scores: "np.ndarray", clusters: Sequence[str]) -> dict[str
         sums = counts @ np.array(values)
         means = (sums[:, 1:] / sums[:, :1]).round(DECIMALS).reshape(-1, *scores.shape[1:])
         signs = np.sign(means[..., None] - means[..., None, :])  # of each pair of systems, (D, 2, S, S)
-        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # sums: twice the centred ranks
+        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # sums: twice the centered ranks
         sizes = np.sqrt((orders**2).sum(axis=2).prod(axis=1))
         return np.divide(orders.prod(axis=1).sum(axis=1), sizes, out=np.zeros(len(sizes)), where=sizes > 0)
 

@@ -82,7 +82,7 @@ class Results:
 
 
 def read_key(path: str) -> dict[str, Any]:
-    """Read a study's key; UserError if the file is something else, or has changed since it was written."""
+    """Read a study's key; UserError if the file is not a key, or has changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
         raise UserError(f"{path}: not the key of a study; use the *_key.json beside its page")

@@ -104,8 +104,9 @@ class ResponseFile(QuestionFile):
         counts = count_responses(content, task.item_words) | task.count_outputs(outputs)
         if any("plan" in output for output in outputs):
             counts["answered without a plan"] = sum(output.get("plan") is None for output in outputs)
-        bare = [record["id"] for record in self._dataset.records if not record["profile"]] if self._shows_posts else []
-        without_profile = sum(output["output"] is not None for key in bare for output in content.get(key, ()))
+        records = self._dataset.records if self._shows_posts else ()
+        ids = [record["id"] for record in records if not record["profile"]]
+        without_profile = sum(output["output"] is not None for key in ids for output in content.get(key, ()))
         return counts | ({WITHOUT_PROFILE: without_profile} if without_profile else {})
 
 

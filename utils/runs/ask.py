@@ -65,7 +65,7 @@ class Surroundings:
     """The state that all records of a stage share in a pass."""
 
     stage: Stage
-    engines: dict[str, Engine]  # the open ones, by role, without those whose server no longer answers
+    engines: dict[str, Engine]  # the open engines by role, except those whose server no longer answers
     args: Arguments
     landed: Callable[[str], None]  # called with the role when a call has its result
     is_traced: bool  # keep the messages of each call
@@ -280,7 +280,8 @@ class Steps:
         root = getattr(method, "root", None)
         for task in (method, *self._under_way, *(root.tasks if root else ())):
             task.cancel()
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+            # Reads the error; otherwise, asyncio would print a warning.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 def _gravity(error: Exception) -> int:

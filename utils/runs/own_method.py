@@ -107,7 +107,11 @@ class Method:
         files, left = set(), [file]
         if not ROOT.is_relative_to(file.parent):  # loaded modules may be imported in ways that the source does not show
             loaded = real_paths(filter(None, map(_path_of, [*sys.modules.values()])))
-            left += [path for path in loaded if path.is_relative_to(file.parent) and not _is_pythons(path, file.parent)]
+            left += [
+                path
+                for path in loaded
+                if path.is_relative_to(file.parent) and not _is_in_installation(path, file.parent)
+            ]
         while left:
             path = left.pop()
             if path not in files:
@@ -141,10 +145,10 @@ class Method:
         """
         file = self.path.resolve()
         frames = traceback.extract_tb(error.__traceback__)
-        is_around_ours = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
+        is_above_root = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
 
         def is_beside(path: Path) -> bool:
-            return path.parent == file.parent if is_around_ours else path.is_relative_to(file.parent)
+            return path.parent == file.parent if is_above_root else path.is_relative_to(file.parent)
 
         in_file = [frame for frame in frames if Path(frame.filename) == file]
         in_file = in_file or [frame for frame in frames if is_beside(Path(frame.filename))] or frames
@@ -182,7 +186,7 @@ def load_method(path: str) -> Method:
     return Method(file, answer)
 
 
-def _is_pythons(path: Path, folder: Path) -> bool:
+def _is_in_installation(path: Path, folder: Path) -> bool:
     """Return whether a file belongs to the Python installation, which may be in a method's folder."""
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix)}
     is_below = any(path.is_relative_to(home) and not folder.is_relative_to(home) for home in homes)

@@ -44,7 +44,7 @@ COUNTED = {  # figures of a role's calls; each is the sum of this function over 
 }
 AT_ONCE = 16  # records that run concurrently without an engine; a method may wait for other things than calls
 GRACE = 1  # seconds to wait for the end of tasks that a method has left running
-OUTAGE = 3  # a server counts as gone after this many unanswered records in a row, or as many as run concurrently
+OUTAGE = 3  # unanswered records in a row after which a server counts as gone; if more run concurrently, their number
 Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 

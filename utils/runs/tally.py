@@ -25,7 +25,7 @@ class Lacking:
 
     model: Model
     lengths: list[int] = field(default_factory=list)  # of the prompts, in tokens
-    num_options: int = 0  # texts whose likelihood is asked for
+    num_options: int = 0  # texts whose likelihood is requested
     num_dropped: int = 0  # posts left out for length
     num_cut: int = 0  # prompts in which a post or the question was cut
     most_requests: int = 0  # the number of requests if every call needs all its retries

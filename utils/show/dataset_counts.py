@@ -19,7 +19,7 @@ EXTREMES = {"Longest option": max, "Shortest option": min}
 
 @dataclass
 class Column:
-    """A file's counts, and what its benchmark's paper prints about it (`Files.paper_files`), if anything."""
+    """A file's counts, and the paper's figures for it (`Files.paper_files`), if there are any."""
 
     task: Task
     name: str = ""  # the split's name, or the file's name if the paper does not have this file

@@ -33,7 +33,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: list[str]
-    num_names: int = 1  # the number of columns with names at the left, aligned left; the others hold numbers
+    num_names: int = 1  # the first columns that have names and are aligned left; the others have numbers
     short: Mapping[str, str] = field(default_factory=dict)  # short names for narrow pages, explained in a note
     beside: Sequence[str] = ()  # descriptions of the figures in `Cell.beside`
     above: Sequence[str] = ()  # headings above the columns' names; neighbours may share one

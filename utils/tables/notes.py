@@ -136,8 +136,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
     if unfinished := " and ".join(count_noun(count, noun) for noun, count in counts.items() if count):
         yield f"{unfinished} missing, because thoughts were unfinished"
-    if bare := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
-        yield f"{count_plural(bare, WITHOUT_PROFILE)}, made from the question alone"
+    if without_profile := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
+        yield f"{count_plural(without_profile, WITHOUT_PROFILE)}, made from the question alone"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {count_noun(calls, 'call')} to its {role} unusable"

@@ -37,11 +37,11 @@ class Responses(msgspec.Struct):
 def join_tables(
     split: str, tables: Mapping[str, Rows]
 ) -> tuple[list[tuple[str, Record]], dict[str, dict[str, Any]], dict[str, int]]:
-    """Return a part's records, each after its place for messages; for `META_TEST` also its responses and their ratings.
+    """Return a part as (place for messages, record) pairs, the files beside it, and counts of what was left out.
 
-    The third value counts what was left out. In `META_TEST`, each response that a person scored has its own record,
-    unless it is one of the shots; a response that lacks one of the four scores has no rating. UserError if a row is
-    damaged or repeated, or a question has no rubric or need.
+    The files are the responses of `META_TEST` and their ratings. In `META_TEST`, each response that a person scored has
+    its own record, unless it is one of the shots; a response that lacks one of the four scores has no rating. UserError
+    if a row is damaged or repeated, or a question has no rubric or need.
     """
     counts = Counter[str]()
     claims = by_question(tables["gold_information"], "gold_information_value", Claims)

@@ -139,7 +139,7 @@ def make_task(
         except ValueError as error:
             raise UserError(f"{where or 'id ' + quote(record['id'])}: field 'question' {error}") from None
 
-    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # may be empty
+    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # may be ""
     return Original(
         name=name,
         groups=(name,),

@@ -289,7 +289,7 @@ def make_task(size: str) -> Task:
         values=values_as_published,
         output=Output(r"Final Answer: [A-D]", parse_final_letter),
     )
-    in_the_open = replace(
+    open_ended = replace(
         task,
         prompts=dict.fromkeys(("none", "rag"), "personamem/open"),
         values=lambda record: {"question": record["question"]},
@@ -297,7 +297,7 @@ def make_task(size: str) -> Task:
         count_outputs=lambda outputs: {},
         asked_needs=("profile",),  # a method must not see the options, because they include the right answer
     )
-    return replace(task, ways={"official": official, "open": in_the_open})
+    return replace(task, ways={"official": official, "open": open_ended})
 
 
 TASKS = list(map(make_task, SIZES))
