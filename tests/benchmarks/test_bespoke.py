@@ -434,8 +434,8 @@ def test_intervals_by_person_hold_the_truth(monkeypatch):
 
 @pytest.mark.parametrize(
     ("verdicts", "message"),
-    [({"user1-1-1": dict.fromkeys(CRITERIA, 6)}, "has not one verdict of 1, 2, 3, 4, 5 on each criterion of its 4"),
-     ({"user1-1-1": {"tone": 4}}, "has not one verdict of"), ({}, "fewer than two of its questions")],
+    [({"user1-1-1": dict.fromkeys(CRITERIA, 6)}, "must have one verdict of 1, 2, 3, 4, 5 on each criterion, 4 in all"),
+     ({"user1-1-1": {"tone": 4}}, "must have one verdict of"), ({}, "fewer than two of its questions")],
 )  # fmt: skip
 def test_other_ratings_are_refused(road, data, verdicts, message):
     responses = data / "BESPOKE_meta_test_responses.json"

@@ -332,7 +332,7 @@ def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_p
     run(make_table, "--system", "Whole history", scores, "--paper", "Qwen3-4B base", "--paper_table", "32k open")
     printed = capsys.readouterr().out
     assert "0.383" in printed and "Verdicts differ" not in printed  # three verdicts are the paper's
-    assert "- The paper's numbers are by another rule: its public code takes a verdict's first box, then" in printed
+    assert "- The paper's scoring rule differs: its public code takes a verdict's first box, then" in printed
     run(make_controls, "--inputs_addr", dataset, "--output_dir", tmp_path)
     choices = "--strategy accuracy is for responses made without --asking or with --asking official"
     for path, wrong, match in (

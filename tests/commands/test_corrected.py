@@ -104,7 +104,7 @@ def test_files_become_tables(study, tmp_path, capsys):
     [
         ({"verdicts": {}}, "people.json: fewer than two of its questions have a score and an answer in "),
         ({"choices": {}, "verdicts": None}, "people.json: has no verdicts; use the output of human_evaluation.py"),
-        ({"one": {"aspect 0": 1}}, ": has not one verdict of 0, 1, 2 on each aspect of its 4"),
+        ({"one": {"aspect 0": 1}}, ": must have one verdict of 0, 1, 2 on each aspect, 4 in all"),
     ],
 )
 def test_other_files_are_refused(study, change, told):

@@ -71,7 +71,7 @@ def test_shares_and_intervals_are_those_of_independent_code(study, author):
     assert ("where no author is repeated" in out) is (author is not None)
     assert f"| Judge | direct | narrative (upper bound) | {len(rights)} | " in out
     assert "- Published: 75.94% by the best reward model (arXiv 2604.07343" in out
-    assert "; it counts ties as losses, here they count half.\n" in out
+    assert "; that share counts ties as losses; here, they count half.\n" in out
 
 
 def test_own_categories_are_columns_of_their_own(study, monkeypatch):

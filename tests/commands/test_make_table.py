@@ -170,9 +170,9 @@ def test_a_row_that_learnt_from_the_tables_judge_says_so(three, capsys):
     ours, other = (three(f"{name}.json", *[BASE] * 3, answers=answers | more) for name, more in
                    (("a", {}), ("b", {"rewarded_by": ["another judge"]})))  # fmt: skip
     _, notes = table(capsys, "--system", "Ours", ours, "--system", "Other", other)
-    said = "chosen by scores of the judge that scores it here"
+    said = "chosen by scores of the same judge that scores it here"
     assert [note for note in notes if said in note] == [
-        "- Ours: trained or chosen by scores of the judge that scores it here, which may overrate it."
+        "- Ours: trained or chosen by scores of the same judge that scores it here, so it may be overrated."
     ]
 
 
@@ -448,7 +448,7 @@ def test_a_significant_upper_bound_is_not_denied(three, against, capsys):
     bound = ["--system", "Bound", three("c.json", *[BETTER] * 3, answers={"prompt": {}, **saw})]
     main([*words, *bound])
     printed = capsys.readouterr().out
-    assert "- No system without a mark is better than RAG (" in printed and "No system is better" not in printed
+    assert "- No ordinary system is better than RAG (" in printed and "No system is better" not in printed
     main(words)
     assert "- No system is better than RAG (" in capsys.readouterr().out
     main([*words[:3], *bound, "--baseline", "RAG"])

@@ -252,7 +252,7 @@ async def answer(record, ask):
 """)
     assert runs.run("--limit", 2, code=1) == 40
     errors = capsys.readouterr().err
-    assert "more than 20 calls and searches: does it have an endless loop?" in errors and "calls 40" in errors
+    assert "more than 20 calls and searches; check the method for an endless loop" in errors and "calls 40" in errors
 
 
 # The same on every run
@@ -691,4 +691,4 @@ async def answer(record, ask):
 """)
     runs.run(code=1)
     assert "late" not in runs.output.read_text()
-    assert "ask: is another question's; use the one that the method was called with" in capsys.readouterr().err
+    assert "ask: belongs to another question; use the `ask` that the method was called with" in capsys.readouterr().err

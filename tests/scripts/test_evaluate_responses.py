@@ -271,7 +271,7 @@ def test_aspects_may_lack_evidence_and_reason_with_a_note(judging, capsys):
     aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
     questions = [make_question(1, rubric_aspects=aspects), make_question(2)]
     assert judge(judging, questions, respond(questions))["score"] == 1.0
-    told = f"note: {judging.folder}/data.json: 2 of 4 aspects without a text that the judge sees ("
+    told = f"note: {judging.folder}/data.json: judged with a text missing, such as evidence: 2 of 4 aspects"
     assert told in capsys.readouterr().err
 
 

@@ -170,7 +170,7 @@ def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
         "Source: user-based setting, FlanT5-base." in notes
     )
     [note] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
-    assert "only where its model was trained in the same way" in note
+    assert "only if its model was trained in the same way" in note
     assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the")
 
 

@@ -115,4 +115,4 @@ def test_raw_json_is_counted(tmp_path, capsys):
     content = json.loads(Path(path).read_text()) | {"num_raw_json": 3}
     (tmp_path / "raw.json").write_text(json.dumps(content))
     assert make_table.main(["--system", "Raw", str(tmp_path / "raw.json")]) == 0
-    assert "Raw: 3 answers left as JSON, which is longer than the text inside" in capsys.readouterr().out
+    assert "Raw: 3 answers left as JSON, which has more words than the text inside" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Benchmarks, one per file or folder; a record names its benchmark."""
+"""Benchmarks, each in a file or folder that defines one or more tasks; a record names its task."""
 
 import importlib
 import pkgutil
@@ -11,12 +11,12 @@ from utils.base.errors import UserError, quote
 if TYPE_CHECKING:
     from utils.benchmarks.task import Task
 
-FIRST = "LaMP-QA"  # the benchmark of a record or score file that names none
+FIRST = "LaMP-QA"  # the task of records and score files that do not name one
 
 
 @cache
 def tasks() -> "dict[str, Task]":
-    """Return all benchmarks by name, `FIRST` first: the TASK, or the TASKS, of each file below this folder."""
+    """Return all tasks by name, `FIRST` first: the `TASK` or the `TASKS` of each file below this folder."""
     names = [info.name for info in pkgutil.walk_packages(__path__, f"{__name__}.") if not info.ispkg]
     modules = list(map(importlib.import_module, names))
     by_name = {
@@ -30,7 +30,7 @@ def metric_names() -> list[str]:
 
 
 def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
-    """Return the benchmark of all records; UserError, beginning with `where`, if it is unknown or there are several."""
+    """Return the task of all records; UserError, beginning with `where`, if it is unknown or there are several."""
     names: dict[str, None] = {}
     for name in (record.get("task", FIRST) for record in records):
         if not isinstance(name, str) or name not in tasks():

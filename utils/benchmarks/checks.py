@@ -1,4 +1,4 @@
-"""A record of a dataset, and the checks that every benchmark shares: its id and the types of its fields."""
+"""The record of a dataset, and the checks that all benchmarks share: of ids, and of the types of fields."""
 
 import json
 import math
@@ -34,14 +34,14 @@ _WHOLE = re.compile(r"(-?\d+)\.0*")  # 101.0, as pandas writes whole numbers of 
 _ROUNDED = re.compile(
     r"-?(?:\d+(?:[.,]\d+)?[eE]\+|\d+[.,]\d+[eE])\d+"
 )  # 1.23457E+17, as a spreadsheet writes a long number
-DEEPEST = 500  # levels; Python's json reads about 990, fewer where it is called from many functions
+DEEPEST = 500  # most levels of nesting; Python's json can read about 990, or fewer deep in the call stack
 MOST_EXACT = 2**53  # a float holds every whole number up to this one
 
 
 def comparable(value: Any) -> str:
-    """Return an id or a user's name in the one form in which both are compared, whatever type a file gives them.
+    """Return an id or a user's name as a text for comparisons, whatever its type in a file.
 
-    Without white space at its ends, and a whole number without decimals: 101, 101.0, "101.0" and " 101" are "101".
+    White space at both ends and the decimals of whole numbers are dropped: 101, 101.0, "101.0" and " 101" are "101".
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -51,7 +51,7 @@ def comparable(value: Any) -> str:
 
 
 def check_id(value: Any, where: str, name: str = "id") -> str:
-    """Return an id as `comparable` does; UserError if it is empty, another type, or a long number that was rounded."""
+    """Return an id in the form of `comparable`; UserError if it is empty, of another type, or a rounded number."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     text = comparable(value) if isinstance(value, str) or (is_whole and not isinstance(value, bool)) else ""
     if not text or not is_unicode(text):
@@ -65,11 +65,11 @@ def check_id(value: Any, where: str, name: str = "id") -> str:
     return text
 
 
-Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not only white space
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # a text with more than white space
 
 
 class Identified(msgspec.Struct, kw_only=True):
-    """An item of a profile, whose id is optional, and need not be unique."""
+    """An item of a profile. Its id is optional, and may not be unique."""
 
     id: str | int | None = None
 
@@ -106,7 +106,7 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
 
 
 def number_in(record: Mapping[str, Any], field: str) -> float | None:
-    """Return a field's number, from 0 up; None if the field is absent or holds no such number."""
+    """Return the number in a field; None if it is missing, negative, infinite or not a number."""
     try:
         number = float(str(record.get(field)).strip().removesuffix("%"))
     except ValueError:
@@ -115,13 +115,13 @@ def number_in(record: Mapping[str, Any], field: str) -> float | None:
 
 
 def selection_of(response: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample number and score that utils/select_responses.py adds to a selected response, or nothing."""
+    """Return the sample number and score that utils/select_responses.py adds to a response; empty without them."""
     selection = {name: response[name] for name in ("sample", "score") if name in response}
     return selection if len(selection) == 2 else {}
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can encode a text; it cannot encode half of a surrogate pair, which JSON's escapes allow."""
+    """Return whether UTF-8 can encode a text; it cannot encode a lone surrogate, which JSON's escapes allow."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,16 +1,16 @@
 """Read a judge's choice: a verdict, a level or a preference, in a field of a JSON object. Pure.
 
 The field is found as readers.py describes; if several objects have it, the last object decides, even if its value is
-refused. Full-width characters count as their usual forms. Outside a complete object, nothing else may follow the value
-in its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete. Without
-the field, a text counts that is only a value among the remains of a fence, an object or quotes: `json 2`, `2}`.
+refused. Full-width characters are read as their usual forms. Outside a complete object, nothing else may follow the
+value on its line, and a number at the end of a text that max_tokens cut does not count, because it may be incomplete.
+A text without the field counts if it is only a value and the remains of a fence, an object or quotes: `json 2`, `2}`.
 
 Verdicts: the integer 0, 1 or 2, also with a decimal point (2.0). "2" in quotes, 2/2 and "2 out of 2" are refused. The
-name match_score is in no prose, so it also counts inside a line, with other text after the value ("so the match_score
-is 2 because"), but only if all places in the text, and any other 0, 1 or 2 after the first, give the same value.
-Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also written 1.0 or .5. Preferences (pairwise
-comparison): the integer 1 or 2, also in quotes or written Response 1. "A" is refused, because the prompt does not call
-a response so.
+name match_score does not occur in ordinary prose, so it also counts inside a sentence ("so the match_score is 2
+because"), but only if all such places, and any other 0, 1 or 2 after the first, give the same value.
+Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also written 1.0 or .5.
+Preferences (pairwise comparison): the integer 1 or 2, also in quotes or written Response 1. "A" is refused, because the
+prompt does not use this name.
 """
 
 import json
@@ -25,9 +25,9 @@ from utils.benchmarks.readers import QUOTE, Field, Parsed, nothing, pattern
 VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
 
-_FENCE = r"(?:```|</?json>|[/\\]?(?:json|endjson|endif)(?![a-z])|\s|\ufeff)"  # and what models write instead
+_FENCE = r"(?:```|</?json>|[/\\]?(?:json|endjson|endif)(?![a-z])|\s|\ufeff)"  # a fence, or what models write instead
 _REMAINS = rf"(?:{_FENCE}|[`{{}}]|{QUOTE})*+"
-# A verdict in prose: no other number follows, nor a condition, nor the scale, nor the cut of a text where they may be.
+# A verdict in prose. No number, condition or scale may follow it, nor the end of a cut text, which may hide one.
 _IN_PROSE = pattern(
     rf"(?<!\w)match[\s_\\-]{{0,3}}+score(?!\w)(?:{QUOTE}|[*`\\])*+\s*+(?:[:=：]|is\b)[\s*`]*+"
     r"(?:([0-2])(?:\.0++)?(?!\w)(?![^\n}]{0,20}\Z)(?![^\n{}\"]{0,20}\bout of\b)"
@@ -41,7 +41,7 @@ class Choice:
     """A field with one of a few values, and how it is read."""
 
     field: Field
-    value: re.Pattern[str]  # matches a valid value as written, up to the end of its line, its object or its place
+    value: re.Pattern[str]  # matches a valid value that ends with its line or object, or before another key
     alone: re.Pattern[str]  # matches a text that is only a valid value
     read: Callable[[str], int | float]  # returns the value from the pattern's first group
     values: str  # the valid values in words, for messages
@@ -111,9 +111,9 @@ def choice(
     quoted: bool = False,
     in_prose: re.Pattern[str] | None = None,
 ) -> Choice:
-    """Return a choice. After a value, the line or the object must end, or another key must follow.
+    """Return a `Choice`. After a value, the line or the object must end, or another key must follow.
 
-    quoted: a text that is only a value in quotes counts.
+    quoted: whether a text that is only a value in quotes is accepted.
     """
     ends = r"(?!\w)(?=[ \t*`.]*+(?:[\n\r}]|[\"'][ \t]*+\}|,[ \t]*+[\n\r}\"']))"
     string = "" if quoted else rf"(?!{_FENCE}*+{QUOTE}[\d.]++{QUOTE}{_FENCE}*+\Z)"

@@ -1,6 +1,6 @@
 """Scores of whole responses: one number from 0 to 1 each, such as the level of direct scoring (figure 10).
 
-Also the entries and heads of score files, whatever is judged.
+Also has the functions for entries and heads of score files that other metrics share.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def level_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the level of direct scoring in an entry's details, as `score_of` does; ValueError for other numbers."""
+    """Return the level in an entry's details, like `score_of`; ValueError if it is not one of `LEVELS`."""
     level = score_of(details, unscored_as_zero)
     if level is not None and level not in LEVELS:
         raise ValueError(f"{level!r} is not a level: one of {', '.join(map(str, LEVELS))}, or null")
@@ -66,9 +66,9 @@ ScoreOf = Callable[[list[dict[str, Any]], bool], float | None]  # as in `Metric`
 
 
 def entry_of_parts(noun: str, titles: Sequence[str], verdicts: Sequence[Verdict], score_of: ScoreOf) -> dict[str, Any]:
-    """Return the entry of a question whose parts, each a `noun` with a title, have a verdict each.
+    """Return the entry of a question with a verdict on each part, which is a `noun` with a title.
 
-    `score` is 0 without an answer, None if a verdict is missing.
+    Its score is 0 without an answer, and None if a verdict is missing.
     """
     details = [
         {noun: title, "score": score(verdict), **origin(verdict)}

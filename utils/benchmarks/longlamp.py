@@ -1,7 +1,7 @@
 """LongLaMP's four tasks: long texts in the user's style (arXiv 2407.11016).
 
 A record is `{task, id, question, target, profile: [...]}`. The question is the unchanged `input`, and the target the
-`output`, which only the scorer sees. The hub's rows and the reviews in a profile have no ids; ids are added on reading.
+`output`, which only the scorer sees. Rows on the hub and reviews in a profile have no ids, so they get ids when read.
 """
 
 from functools import partial
@@ -14,8 +14,8 @@ from utils.benchmarks.metric import Output
 from utils.benchmarks.published import OnHub, OnServer, by_setting
 from utils.benchmarks.references import long_text_metrics
 
-# Where LongLaMP is published: two configs per task, for new users and for later texts of the same users. The emails are
-# from a corpus that needs a licence; their builder writes files like LaMP's.
+# LongLaMP on the hub has two configs per task: new users, and later texts of the same users. The emails are from a
+# corpus that needs a license; LongLaMP's builder writes them to files like LaMP's.
 HUB = "LongLaMP/LongLaMP"
 CONFIGS = {
     "LongLaMP-abstract": "abstract_generation",
@@ -25,7 +25,7 @@ CONFIGS = {
 }
 LICENSED = ("LongLaMP-email",)
 SPLITS = ("train", "val", "test")
-# Numbers of rows, counted by others (not verified).
+# Unverified numbers of rows, from other sources than the paper.
 QUESTIONS = {
     "product_review_user": (14745, 1826, 1822),
     "topic_writing_user": (11442, 2453, 2452),

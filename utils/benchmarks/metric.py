@@ -1,4 +1,4 @@
-"""How a benchmark's responses are scored: the form of an output, the judge that is asked, and the metrics."""
+"""How a benchmark's responses are scored: the form of a model's output, the judge, and the metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers that a judge may give, for their expected value or mean (--verdicts and --num_verdicts)."""
+    """The numbers that a judge may give. Their expected value or mean can be a score (--verdicts, --num_verdicts)."""
 
     begin: str  # the judge's output before the number
     values: tuple[int, ...]
@@ -34,18 +34,18 @@ class Scale:
 
 @dataclass(frozen=True)
 class Judge:
-    """The request to a judging model for a verdict, and the form of its output."""
+    """How a judge is asked for a verdict, and the form of its output."""
 
-    prompt: str  # its file, as `prompts.load_prompt` takes it
+    prompt: str  # the prompt's file, as `prompts.load_prompt` takes it
     messages: Callable[[Prompt, Record, list[str], int], Messages]  # from prompt, record, responses, verdict's number
-    # None: the judge is a reward model, which gives a number for `messages`, a dialogue with the response at its end.
+    # None: the judge is a reward model, which gives a number for `messages`, a dialogue that ends with the response.
     output: Output | None
     scale: Scale | None = None  # None: --verdicts and --num_verdicts are refused
 
 
 @dataclass(frozen=True)
 class Controls:
-    """Answers that test a benchmark's judge, besides those made from a system's answers (utils/make_controls.py)."""
+    """Answers for testing a benchmark's judge, in addition to those made from a system's answers (make_controls.py)."""
 
     needs: tuple[str, ...]  # fields of a record that `ceiling` reads
     ceiling: Callable[[Record], str]  # returns a text with everything that the judge looks for
@@ -54,34 +54,35 @@ class Controls:
 
 @dataclass(frozen=True)
 class Metric:
-    """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
+    """How responses are scored: verdicts come from a judge or a function, and are summarized in a score file."""
 
     needs: tuple[str, ...]  # fields of a record that the metric reads
-    # The values that a verdict depends on besides the responses. Scores compare only if these values' hashes are equal.
+    # Returns the values that a verdict depends on besides the response. Scores are comparable only if they are equal.
     judge_inputs: Callable[[Record], list[Any]]
     # Returns `answered`, `score` and `details` for the score file, from a record and its verdicts (ordered as `keys`).
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
-    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
-    # Returns the score for an entry's details, within `limits`; None if a verdict is missing, which counts as 0 if the
-    # second argument is True. ValueError if the details are not this metric's. None: the metric compares systems.
+    summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # returns the score file's head, from all entries
+    # Returns the score for an entry's details, within `limits`. If a verdict is missing, it counts as 0 if the second
+    # argument is True; otherwise, the score is None. ValueError if the details are not this metric's. None: the metric
+    # compares systems.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
     # Returns the rubric's parts, "" for missing texts; each part gets a verdict. None: whole responses get a verdict.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # verdicts per question, if there are no `parts`
-    num_samples: int = 1  # verdicts per part, which are averaged
-    by_probability: bool = False  # a verdict is the expected value over the judge's scale
-    num_systems: int = 1  # response files that it compares
-    # The ways of asking (`Task.ways`, None for the usual way) whose responses the metric scores; empty: all ways.
+    num_samples: int = 1  # sampled verdicts per part, which are averaged
+    by_probability: bool = False  # whether a verdict is the expected value over the judge's scale
+    num_systems: int = 1  # the number of response files that are judged together
+    # The ways of asking (`Task.ways`; None is the usual way) whose responses the metric can score; empty: all ways.
     ways: tuple[str | None, ...] = ()
     judge: Judge | None = None  # gives the verdicts; None: `compute` does
-    compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict
+    compute: Callable[[Record, str], Any] | None = None  # returns the verdict on a response to a record
     reads: str = "output"  # the field of a response that is scored; "raw" is the model's whole text
-    # Returns further fields of the score file's head, from the scored records and, by id, all responses to each.
+    # Returns further fields of the score file's head, from the scored records and all responses to each by id.
     over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
         lambda records, responses: {}
     )
-    unit: str = "response"  # noun for what a verdict is about
-    pooled: Pooled | None = None  # combines the scores of several questions; None: their mean
+    unit: str = "response"  # the noun for the thing that gets a verdict
+    pooled: Pooled | None = None  # computes one score from several questions; None: the mean of their scores
     lower_is_better: bool = False  # scores are errors, from 0 up
     is_unbounded: bool = False  # scores are rewards: any numbers, on the scale of the model that gives them
     is_share: bool = False  # a score is 0 or 1, so the mean is a share, with the interval `share_interval`
@@ -91,7 +92,7 @@ class Metric:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The lowest and the highest score that there can be."""
+        """The lowest and the highest possible score."""
         return -inf if self.is_unbounded else 0.0, inf if self.is_unbounded or self.lower_is_better else 1.0
 
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:

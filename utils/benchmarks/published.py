@@ -1,4 +1,4 @@
-"""Where a benchmark's own files are published, their names there, and their numbers of questions.
+"""Where a benchmark's own files are published, what they are called there, and how many questions they have.
 
 utils/download_datasets.py converts them to the files that every command reads.
 """
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from utils.base.errors import UserError
 from utils.base.web_files import Server
 
-AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be published
+AVOCADO = "docs/lamp.md"  # explains how to add the texts of the licensed email corpus
 CARD = "README.md"
 SUFFIXES = (".json", ".jsonl", ".parquet")
-RESPONSES, RATINGS = "responses", "ratings"  # files beside ours: responses, and people's ratings of them
+RESPONSES, RATINGS = "responses", "ratings"  # files written beside a dataset: responses, and people's ratings of them
 
 
 class Source(NamedTuple):
@@ -33,24 +33,24 @@ class Source(NamedTuple):
 
 
 class Originals(NamedTuple):
-    """The paths, at the source, of the files that one of our files is made from."""
+    """The paths, at the source, of the files from which one dataset file is made."""
 
     questions: list[str]
     outputs: str | None = None  # the right answers, if they have their own file
-    rows: str = ""  # prefix of ids for rows without ids
-    contexts: str | None = None  # the histories that questions refer to, if they have their own file
-    link: str | None = None  # the column that names a question's history, if each history has its own file
-    linked: Mapping[str, str] = {}  # paths of these files by the column's value, once it is read
+    rows: str = ""  # prefix of the ids that rows without ids get
+    contexts: str | None = None  # the file of the histories that questions refer to, if they share one file
+    link: str | None = None  # the column that names a question's history file, if each history has its own file
+    linked: Mapping[str, str] = {}  # paths of these files by the column's value; empty until the table is read
     messages: str = ""  # the key of the messages in a history's file
     ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
-    responses: Sequence[str] = ()  # columns of responses; each becomes a file beside ours
-    tables: Mapping[str, list[str]] = {}  # paths by table, if our file is joined from tables
+    responses: Sequence[str] = ()  # columns of responses; each becomes a file beside the dataset
+    tables: Mapping[str, list[str]] = {}  # paths by table, if the dataset is joined from tables
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """Return the paths of a split's files, listed in the card, or else found by their names; UserError without any.
+    """Return the paths of a split's files, as listed in the card or else found by name; UserError if there are none.
 
-    A card has `configs: [{config_name, data_files: [{split, path}]}]`; a path is a pattern, or a list of patterns.
+    The card has `configs: [{config_name, data_files: [{split, path}]}]`, where a path is a pattern or a list of them.
     """
     from huggingface_hub.repocard import metadata_load, yaml
 
@@ -73,13 +73,13 @@ def files_of(source: Source, config: str, split: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Published:
-    """A set of published files, one or several per split."""
+    """A set of published files, with one or more files per split."""
 
     at: str | None  # hub name or web address; None if the texts need a licence
     folder: str  # the folder or config there
-    name: str  # the name of our files, before _<split>.json
-    identity: Mapping[str, str]  # distinguishes this set in our files' manifests
-    questions: Mapping[str, int | None]  # expected number by split; None if unknown
+    name: str  # the dataset files are called <name>_<split>.json
+    identity: Mapping[str, str]  # identifies this set in the datasets' manifests
+    questions: Mapping[str, int | None]  # the expected number of questions by split; None if unknown
     said_by: str = ""  # the source of these numbers, in words
 
 
@@ -92,7 +92,7 @@ class OnHub(Published):
 
 
 class Pairs(OnHub):
-    """Configs on the hub, one per entry of `questions`; each is a dataset `<entry>_test` with two responses per row."""
+    """Configs on the hub, one per entry of `questions`: datasets `<entry>_test` with two responses per row."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of the test split of the config `split`; UserError if the source has none."""
@@ -101,10 +101,10 @@ class Pairs(OnHub):
 
 @dataclass(frozen=True)
 class Tables(OnHub):
-    """Tables on the hub, a folder each, from which a benchmark joins each part: `tables` has its tables, by part."""
+    """Tables on the hub, each in its own folder, which a benchmark joins; `tables` names the tables of each part."""
 
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rated: str | None = None  # the part with responses that people rated, which have files of their own
+    rated: str | None = None  # the part with rated responses, which are written to files beside it
 
     def originals(self, source: Source, split: str) -> Originals:
         """Return the files of a part's tables; UserError if the source lacks a table."""
@@ -119,7 +119,7 @@ class Tables(OnHub):
 
 
 class SharedContexts(OnHub):
-    """A table of questions per size on the hub, with a file of shared histories; `questions` has each size's number."""
+    """Tables of questions on the hub, one per size, each with a file of shared histories; `questions` is by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find both files, also in subfolders; UserError unless one folder has both, so that their releases match."""
@@ -139,11 +139,11 @@ class SharedContexts(OnHub):
 class OnServer(Published):
     """A folder on a web server, with a file of questions and a file of right answers per split.
 
-    The test set's answers are withheld, but a local folder may have the emails' answers, which come from the corpus.
+    The answers of test sets are not published, but a local folder may have those of emails, which are from the corpus.
     """
 
     def originals(self, source: Source | Server, split: str) -> Originals:
-        """Return a split's paths at the source; in a local folder, files may also be in a parent of their subfolder."""
+        """Return a split's paths at the source; in a local folder, files may also be in a parent folder."""
         begin = "dev" if split == "val" else split  # LongLaMP's builder of emails uses LaMP's name
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]

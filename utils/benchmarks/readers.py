@@ -1,18 +1,18 @@
-"""What the readers of language models' texts share, and how they find the value of a field. Pure.
+"""Functions that the parsers of model texts share, and how they find the value of a field. Pure.
 
-A reader gets the text that follows the thoughts; thoughts.py separates the two. If a model was asked for a JSON object
-with a field, in a ```json fence:
+A parser gets the text after the thoughts; thoughts.py separates the two. If a model was asked for a JSON object with a
+field, in a ```json fence, these are tried in order:
 
-1. "strict": the text is one JSON object that has the field, perhaps in a fence, or with only one end of a fence.
-2. "repaired": the last complete JSON object in the text that has the field; the text around it is dropped. Here and in
-   3, strings may contain raw newlines, and the field's name may be spelled differently ("Match Score").
-3. "repaired", if there is no such object: what follows the last place where the field's name is a key inside braces, or
-   if there is none, a key without braces. A string may have single quotes, unescaped quotes inside, or no end.
+1. "strict": the whole text is one JSON object with the field, with or without a fence, or with one end of a fence.
+2. "repaired": the last complete JSON object in the text with the field; the text around it is dropped. Here and in 3,
+   strings may contain raw newlines, and the field's name may be spelled differently ("Match Score").
+3. "repaired", without such an object: the value after the last place where the field's name is a key inside braces, or
+   else a key without braces. A string may have single quotes, unescaped quotes inside, or no end.
 
 A text that only shows the form, such as a schema or "<your answer>", is not a value. If the model makes up another
 turn after an object, the text is read up to that turn. A text that max_tokens cut, with prose before and after its
-objects, is not read: it may be an unmarked thought with a draft. In strings, `\\frac` and the like are LaTeX, not
-escapes."""
+objects, is not read, because it may be an unmarked thought with a draft. In strings, `\\frac` and similar commands are
+LaTeX, not escapes."""
 
 import json
 import re
@@ -28,9 +28,9 @@ class Parsed:
     """The result of a parser. The docstring of each parser's module says what it reads, and in which order."""
 
     value: Any  # a text, a number, a boolean or a list; None if nothing in the text is usable
-    how: str  # "strict": the text has the requested form; "repaired": it has not; "none": there is no value
+    how: str  # "strict": the text has the requested form; "repaired": it has another form; "none": there is no value
     reason: str | None  # why there is no value; None if there is one
-    truncated: bool = False  # whether the text ended inside the value; the value is then what there is of it
+    truncated: bool = False  # whether the text ended inside the value, which is then incomplete
 
 
 def nothing(reason: str) -> Parsed:
@@ -38,7 +38,7 @@ def nothing(reason: str) -> Parsed:
 
 
 def plain(text: str) -> str:
-    """Return a text for comparisons: without white space at its ends, full-width characters in their usual forms."""
+    """Return a text for comparisons: stripped, with full-width characters in their usual forms."""
     return unicodedata.normalize("NFKC", writable(text)).strip()
 
 
@@ -47,12 +47,12 @@ def one_line(text: str) -> str:
 
 
 def writable(value: str) -> str:
-    """Return the text as UTF-8 can hold it: surrogate pairs joined, lone ones as U+FFFD, no NULs, CRLF as LF."""
+    """Return a text that UTF-8 can encode: surrogate pairs joined, lone ones as U+FFFD; no NULs, and CRLF as LF."""
     value = value.replace("\r\n", "\n").replace("\0", "")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-MOST_TRIES = 100  # braces at which no valid object begins, before the search ends: nested braces take linear time
+MOST_TRIES = 100  # most braces to try at which no valid object begins, so that the search takes linear time
 DRAFT = "the text breaks off in prose, so it may be a draft"
 
 
@@ -62,9 +62,9 @@ def pattern(regex: str) -> re.Pattern[str]:
 
 
 QUOTE = "[\"'“”‘’]"
-# What may follow the quote that ends a string: the object's end, or another key; and the text's end, but only if the
-# text was not cut, because the quote may be an unescaped quote inside the string. Such quotes come in pairs, and a word
-# follows the first of a pair; so if the first quote is followed by a line break or the text's end, it ends the string.
+# The quote that ends a string must be followed by the object's end or another key, or if the text was not cut, by the
+# text's end; otherwise, it may be an unescaped quote inside the string. Unescaped quotes come in pairs, and a word
+# follows the first of a pair. So if a line break or the text's end follows the first quote, it ends the string.
 _ENDS_CUT = pattern(rf"\s*+[,;.]?+\s*+(?:\}}|{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:)")
 _ENDS = pattern(rf"{_ENDS_CUT.pattern}|[\s,;\])]*+(?:```\s*+)?\Z")
 _ENDS_FIRST = pattern(
@@ -94,11 +94,11 @@ _COMMAND = re.compile(
 
 @dataclass(frozen=True)
 class Field:
-    """A requested field; its patterns match the name as a key, up to the beginning of the value."""
+    """A requested field. Its patterns match the name as a key, up to the beginning of the value."""
 
     name: str
-    key: re.Pattern[str]  # inside an object; after a comma, the name must be quoted, because it may be prose otherwise
-    unbraced: re.Pattern[str]  # without braces; the name is quoted, or at the beginning of a line
+    key: re.Pattern[str]  # inside an object; after a comma, the name must be quoted, because it may be prose
+    unbraced: re.Pattern[str]  # outside of braces; the name must be quoted or at the beginning of a line
 
     def schema(self, value: dict[str, Any]) -> dict[str, Any]:
         """Return the schema for constrained decoding: an object with only this field; `value` is the value's schema."""
@@ -114,7 +114,7 @@ class Field:
         return next((value for key, value in spelled if key == joined), None)
 
     def value_starts(self, text: str) -> list[int]:
-        """Return the indexes at which values start: after keys in objects, or if it has none, keys without braces."""
+        """Return the indexes at which values start: after keys in objects, or if there are none, after other keys."""
         keys = [*self.key.finditer(text)] or self.unbraced.finditer(text)
         return [key.end() for key in keys]
 
@@ -137,7 +137,7 @@ class Found:
 
 
 def last_object(text: str, *fields: Field) -> Found | None:
-    """Return the last complete object in the text that has one of these fields, with the first such field's value."""
+    """Return the value of the first of these fields in the last complete object that has any of them."""
     body = re.sub(r"\A```(?:json)?", "", text.removeprefix("\ufeff").strip(), flags=re.IGNORECASE)
     with suppress(ValueError, RecursionError):
         content = json.loads(body.removesuffix("```").strip())
@@ -152,7 +152,7 @@ def last_object(text: str, *fields: Field) -> Found | None:
 
 
 def own_object(text: str, *fields: Field) -> tuple[Found | None, str]:
-    """Return `last_object` of `own_turn`, and the text of that turn; "repaired" if the turn is not the whole text."""
+    """Return `last_object` of the text of `own_turn`, and that text; "repaired" if it is not the whole text."""
     own = own_turn(text)
     entry = last_object(own, *fields)
     return (replace(entry, how="repaired") if entry and own != text else entry), own
@@ -201,9 +201,9 @@ def missing(text: str, field: Field) -> Parsed:
 
 
 def own_turn(text: str, end: int | None = None) -> str:
-    """Return the text without another turn that the model makes up after a valid object, and what follows it.
+    """Return the text up to another turn that the model makes up after a valid object.
 
-    end: the index from which another turn is searched for; None for the end of the first valid object.
+    end: where the search for another turn begins; None for the end of the first valid object.
     """
     if end is None:
         end = next((end for end, _ in valid_objects(text)), len(text))
@@ -221,7 +221,7 @@ def keep_commands(text: str) -> str:
 
 
 def describe(text: str) -> str:
-    """Return a short description of the value with which a text begins, for `Parsed.reason`."""
+    """Return a short description of the value at the beginning of a text, for `Parsed.reason`."""
     if text[:1] in ("[", "{"):
         return "a list" if text[0] == "[" else "an object"
     shown = re.match(r"\"[^\"\n]{0,20}\"?|[^\n}\]\"]{0,20}", text)[0].strip(" ,")

@@ -1,8 +1,9 @@
-"""Metrics that compare a response with the record's `target`, as LaMP and LongLaMP compute them. No judge is asked.
+"""Metrics that compare a response with the record's `target`, as in LaMP and LongLaMP. They need no judge.
 
-The numbers equal those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
-F-measures, NLTK's METEOR. By LaMP's rules, a response is a label if, stripped, it equals one of the labels. A rating is
-what Python's `float` reads; an unreadable rating counts as the end of the scale that is farther from the reference."""
+The scores equal those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
+F-measures, and NLTK's METEOR. By LaMP's rules, a response is a label if it equals one of the labels after stripping. A
+rating is a number that Python's `float` reads; an unreadable rating counts as the end of the scale that is farther from
+the reference."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -21,7 +22,7 @@ LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
 TOO_LARGE = 1e100
 ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # METEOR's parameters, as LongLaMP sets them
 Entry = dict[str, Any]
-POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head: equal, as no verdict is ever missing
+POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head, equal here: no verdict is missing
 
 
 def read_label(response: str, labels: Sequence[str]) -> str:
@@ -31,7 +32,7 @@ def read_label(response: str, labels: Sequence[str]) -> str:
 
 
 def read_rating(response: str | None) -> float | None:
-    """Return the response as a number, also beyond the scale; None if it is not a number, or too large to sum."""
+    """Return the response as a number, even outside the scale; None if it is not a number, or too large to sum."""
     try:
         rating = float(response or "")
     except ValueError:
@@ -40,9 +41,9 @@ def read_rating(response: str | None) -> float | None:
 
 
 def rating_error(reference: float, rating: float | None) -> float:
-    """Return a rating's distance from the reference; an unreadable rating is as far off as the scale allows.
+    """Return a rating's distance from the reference; for an unreadable rating, the largest one on the scale.
 
-    LaMP accepts NaN and infinities as numbers, which makes the mean useless; here they count as unreadable.
+    LaMP accepts NaN and infinity as numbers, which makes the mean useless; here, they count as unreadable.
     """
     if rating is None:
         return max(reference - LOWEST, HIGHEST - reference)
@@ -102,7 +103,7 @@ def long_text_metrics() -> dict[str, Metric]:
 
 
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
-    """Return the metrics of labels: accuracy and the macro F1 over all labels, both also from the whole raw text."""
+    """Return the metrics of labels: accuracy and the macro F1 over all labels, and both for the whole raw text."""
     make = partial(
         _metric,
         compute=lambda record, response: read_label(response, labels),
@@ -114,10 +115,7 @@ def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
 
 
 def rating_metrics() -> dict[str, Metric]:
-    """Return the metrics of ratings: MAE and RMSE, both also from the whole raw text.
-
-    A question's score is its error.
-    """
+    """Return the metrics of ratings: MAE and RMSE, and both for the whole raw text. A question's score is its error."""
 
     def compute(record: Record, response: str) -> float | str:
         rating = read_rating(response)
@@ -140,7 +138,7 @@ def rating_metrics() -> dict[str, Metric]:
 
 
 def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None]) -> dict[str, Metric]:
-    """Return the metrics that `kinds` names with their pooling, and the same metrics read by the public code's rule."""
+    """Return a metric for each name and pooling in `kinds`, and the same metrics for raw texts (public code's rule)."""
     metrics = {name: make(name, pooled=pooled) for name, pooled in kinds.items()}
     official = {name + OFFICIAL: make(name + OFFICIAL, pooled=pooled, reads="raw") for name, pooled in kinds.items()}
     return metrics | official

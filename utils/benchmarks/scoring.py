@@ -1,16 +1,17 @@
 """Scores from verdicts: missing verdicts, means over questions, agreement, and the judge's uncertainty. Pure.
 
-A missing answer differs from a missing verdict. A question that the model did not answer scores 0 without asking the
-judge, and is counted as "unanswered". A missing verdict has the score None: its question is left out of the means, and
-it is counted as "unscored". It counts as 0 only where a name says "unscored_as_zero".
+A missing answer is not a missing verdict. A question that the model did not answer has the score 0, without asking the
+judge, and is counted as "unanswered". A missing verdict has the score None and is counted as "unscored"; its question
+is left out of the means. It counts as 0 only where a name says "unscored_as_zero".
 
-A pooled score (macro F1, root mean squares) is a function of how often each value occurs among the questions. For an
-interval or a test, a table counts the values of each random draw and computes the scores of all draws at once.
+A pooled score (macro F1, root mean square) depends only on how often each value occurs among the questions. For
+intervals and tests, tables count the values in each random draw and compute the scores of all draws at once.
 
-Cohen's kappa of two raters and Krippendorff's alpha of any number are 1 - observed disagreement / disagreement expected
-by chance, from the counts of each pair of values. Different values disagree by 1, on a scale by their squared distance
-(Cohen 1968). The bootstrap resamples whole questions, because the ratings of one question depend on each other. A
-judge's uncertainty shows in the probabilities of its verdicts, or in several verdicts on the same thing."""
+Cohen's kappa of two raters and Krippendorff's alpha of any number of raters are 1 - observed disagreement / expected
+disagreement by chance, computed from the counts of each pair of values. The disagreement of different values is 1, or
+on an ordered scale, their squared distance (Cohen 1968). The bootstrap resamples whole questions, because the ratings
+of one question depend on each other. A judge's uncertainty is measured by the probabilities of its verdicts, or by
+several verdicts on the same thing."""
 
 import math
 from collections import Counter
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 RESAMPLES = 9_999
-Met = Sequence[tuple[float, float, float]]  # pairs of values, each with a weight
+Met = Sequence[tuple[float, float, float]]  # pairs of values given to the same item, each with a weight
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
 # Fields about a verdict's origin; this module sets the fields from "probabilities" to "spread".
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread",
           "num_contexts_used")  # fmt: skip
-NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
+NO_ANSWER = "no response to judge"  # the reason for a missing verdict if the answer is missing
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Pooled:
     """A score that is computed from all questions together.
 
     Attributes:
-        value: returns the value of a score file's entry that the score depends on.
-        of: computes the scores of D draws, (D,), from V distinct values and their counts per draw, integers (D, V).
+        value: returns the value that the score depends on, from an entry of a score file.
+        of: returns the scores of D draws, (D,), from V distinct values and their counts per draw, integers (D, V).
     """
 
     value: Callable[[dict[str, Any]], Hashable]
@@ -53,9 +54,9 @@ class Pooled:
 
 
 def macro_f1(labels: Sequence[str]) -> Pooled:
-    """Return the mean of all labels' F1; a label that is neither a reference nor a response has F1 0.
+    """Return the macro F1 over these labels. A label that is neither a reference nor a response has F1 0.
 
-    A response that is not a label counts as a miss of the reference.
+    A response that is not a label counts as a miss of its reference.
     """
 
     def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":
@@ -85,14 +86,14 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 class Estimate(NamedTuple):
-    """A coefficient and its 95% interval; each is None if undefined, the interval also if all resamples agree."""
+    """A coefficient and its 95% interval, each None if undefined; the interval is also None if all resamples agree."""
 
     value: float | None
     interval: tuple[float, float] | None
 
 
 def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
-    """Estimate two raters' kappa (Cohen 1960) from each question's pairs of values; `steps`: they are on a scale."""
+    """Estimate two raters' kappa (Cohen 1960) from each question's pairs of values; `steps`: values are ordered."""
     return _estimate([[(value, other, 1.0) for value, other in pairs] for pairs in questions], steps, less=0)
 
 
@@ -106,7 +107,10 @@ def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: b
 
 
 def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
-    """Estimate from pairs; a pair by chance is two of all values (`less` 1), or one value of each rater (`less` 0)."""
+    """Estimate a coefficient from pairs.
+
+    A chance pair is any two of all values (`less` 1: alpha), or one value of each rater (`less` 0: kappa).
+    """
     import numpy as np
 
     questions = [met for met in questions if met]
@@ -164,7 +168,7 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
     Returns:
         value: the expectation over `probabilities`.
         probabilities: by verdict, scaled to sum to 1.
-        entropy: of `probabilities`, in bits: 0 if one of them is 1, log2 of their number if all are equal.
+        entropy: the entropy of `probabilities` in bits, from 0 (certain) to log2 of their number (all equal).
         outside: the probability of any other text, 0 to 1.
     """
     most = max(log_probs.values())
@@ -208,7 +212,7 @@ def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[
 
     Returns:
         num_verdicts: `count`.
-        num_missing_verdicts: how many verdicts the judge failed to give.
+        num_missing_verdicts: the number of verdicts that the judge failed to give.
         mean_spread: the mean `spread` over the responses or parts with at least two verdicts.
         krippendorff_alpha_interval: the judge's agreement with itself, as Krippendorff's alpha for interval data.
     """

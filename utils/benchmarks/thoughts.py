@@ -1,9 +1,9 @@
 """Separate a model's thoughts from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and those of gpt-oss's channels; only the final channel
-is the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and the channels of gpt-oss, whose final channel is the
+answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
 
-If a thought does not end, there is no answer, not even in the text before the thought. In a text that was not cut, an
+If a thought does not end, there is no answer: text before the thought does not count. In a text that was not cut, an
 opening mark counts only at the beginning of a line, because an answer may mention the mark. In a text that is one JSON
 object, marks are part of the content.
 """
@@ -40,8 +40,8 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
     Args:
         cut: the text ended at max_tokens.
-        opened: whether the prompt ended inside a thought, which the text then continues. If this is unknown (None), a
-            closing mark ends a thought even if no mark opens one.
+        opened: whether the prompt ended inside a thought, which the text continues. If this is unknown (None), a
+            closing mark ends a thought even without an opening mark.
     """
     if not opened and _is_object(text):
         return Split(text)
@@ -64,12 +64,12 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
 
 def describe_unfinished(count: int) -> str:
-    """Return the part of a run's last line on unfinished thoughts; empty if there are none."""
+    """Return the part of a summary line about unfinished thoughts; empty if there are none."""
     return f"; {count} unfinished thought{'s' if count > 1 else ''}: try {THINK_LONGER}" if count else ""
 
 
 def _split_channels(text: str) -> Split:
-    """Split a text of gpt-oss's channels. The last channel is the answer if its name is "final"."""
+    """Split a text with gpt-oss's channels. The last channel is the answer if it is called "final"."""
     _, *parts = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = parts[::2], [_ENDS_MESSAGE.split(message)[0] for message in parts[1::2]]
     reasoning = "\n".join(message.strip() for name, message in zip(names, messages, strict=True) if name != "final")

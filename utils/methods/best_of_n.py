@@ -1,7 +1,7 @@
-"""Sample n answers from the RAG prompt and choose one by a judge that sees question and posts, but no rubric.
+"""Sample n answers with the RAG prompt, and let a judge that sees question and posts, but no rubric, choose the best.
 
---set n=16 sets n (8). The judge is the generator, or another model with --model judge=MODEL --set judge=judge: a chat
-model, or a reward model, which gives each answer a number of its own.
+--set n=16 sets n (default: 8). The judge is the generator, or another model with --model judge=MODEL --set judge=judge:
+a chat model, which marks each answer from 1 to 10, or a reward model.
 """
 
 import re
@@ -42,4 +42,4 @@ async def answer(record, ask):
         return None
     readable = [mark for mark in marks.values() if mark is not None]
     ask.note(num_candidates=len(marks), mark=max(readable, default=None))
-    return max(marks, key=lambda candidate: -inf if marks[candidate] is None else marks[candidate])  # a tie: the first
+    return max(marks, key=lambda candidate: -inf if marks[candidate] is None else marks[candidate])  # tie: the first

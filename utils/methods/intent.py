@@ -1,8 +1,8 @@
-"""Write the asker's intent before the answer, in one text: IAP (arXiv 2605.12645) without its training.
+"""Write the asker's intent and then the answer, in one text: IAP (arXiv 2605.12645) without its training.
 
-Needs profiles that are lists of posts. A text without an answer below its heading is unusable. What differs from the
-paper: the model is not trained (by DAPO, in IAP), the prompt has the best --num_contexts posts in place of the first
-1,024 tokens of the profile, and headings in our words replace the paper's tags.
+Profiles must be lists of posts. A text with nothing below the heading "Answer" is unusable. Unlike in the paper, the
+model is not trained (IAP uses DAPO), the prompt has the best --num_contexts posts instead of the first 1,024 tokens of
+the profile, and headings replace the paper's tags.
 """
 
 import re

@@ -1,12 +1,13 @@
 """Read the user's history chunk by chunk into a memory of at most 2,000 tokens, then answer from the memory alone.
 
-Each call shows the memory so far and the next chunk (of 10,000 characters: --set chunk=10000), never the question, and
-asks for the new memory. So questions on one history share its memory, which is paid for once; those at different places
-share all chunks but the last. A memory cut at its limit is used; one that fails leaves the one before. The notes count
-both. A persona card (a system message) is read once, where it first appears. Posts are read in the file's order, which
-should be that of time (--unranked).
+Each call shows the memory so far and the next chunk, never the question, and asks for the new memory. A chunk has up to
+10,000 characters (--set chunk=10000). Questions on the same history share its memory, which is requested only once;
+questions at different places of a history share all chunks but the last. A memory that was cut at its token limit is
+still used; if a call fails, the previous memory is kept. The notes count both cases. A persona card (a system message)
+is read once, where it first appears. Posts are read in the file's order, which should be chronological (--unranked).
 
-It follows PersonaMem-v2's paper (arXiv 2512.06688), but the model is not trained, and prompts and chunks are ours.
+This follows PersonaMem-v2's paper (arXiv 2512.06688), but the model is not trained, and the prompts and the chunk size
+are this project's own.
 """
 
 from prompts import History
@@ -26,13 +27,13 @@ SHOWN = "Notes from earlier conversations with this user:\n\n"
 
 
 def texts_of(history):
-    """Return a history's messages in order, each after its role; a persona card appears once."""
+    """Return a history's messages in order, each with its role before it; a persona card appears only once."""
     texts = [f"[{message['role']}] {message['content']}" for message in history.messages]
     return [text for place, text in enumerate(texts) if not (text.startswith("[system]") and text in texts[:place])]
 
 
 def chunks_of(texts, size):
-    """Join texts to chunks of at most `size` characters; only the last chunk depends on how many texts there are."""
+    """Join texts into chunks of at most `size` characters; a further text can change only the last chunk."""
     if size < 1:
         raise ValueError(f"--set chunk={size}: must be a number of characters, 1 or more")
     chunks = []
@@ -56,7 +57,7 @@ async def answer(record, ask):
     ask.note(
         memory=memory,
         num_chunks=len(replies),
-        num_cut_chunks=sum(bool(reply.get("context_cut")) for reply in replies),  # longer than the model takes
+        num_cut_chunks=sum(bool(reply.get("context_cut")) for reply in replies),  # too long for the model's window
         num_cut_memories=sum(bool(reply.get("truncated")) for reply in replies),
         num_failed_memories=sum(reply["value"] is None for reply in replies),
     )

@@ -1,8 +1,8 @@
 """Pathways of Thoughts (arXiv 2509.19094): several different lines of thought, combined by the asker's preferences.
 
-This follows only the paper's abstract: on each path, the model chooses its next operation itself and then answers; one
-more call combines the paths' answers by the preferences that the posts reveal. The prompts, 4 paths (--set paths=N) of
-at most 3 operations (--set steps=N) and temperature 1 on the paths are ours.
+This follows only the paper's abstract. On each path, the model chooses its operations itself and then answers. One more
+call combines the paths' answers according to the preferences that the posts reveal. Not from the paper are the prompts,
+the 4 paths (--set paths=N), the limit of 3 operations per path (--set steps=N), and temperature 1 for the operations.
 """
 
 import asyncio

@@ -1,11 +1,14 @@
 """Think and search in up to four turns, then answer: PR2 (arXiv 2602.19317) without its training.
 
-In a turn, the model writes thoughts and a query, and gets the best k posts (--set k=3) that it has not seen; or it
-writes that it knows enough. The benchmark's RAG prompt then has all posts found, or the best --num_contexts if there
-are none. With PersonaMem, the posts are turns of a history. What differs from the paper: PR2 learns by GRPO when to
-search, and what for. Here, turns are a dialogue without tags, so that any chat API can run it, and the answer's prompt
-has no thoughts. The prompts are ours. --set bare=first answers each question's first sample without a search, which
-training as in PR2 needs (docs/beyond_planpers.md).
+In each turn, the model writes thoughts and a query, and gets the best k posts (--set k=3) that it has not seen yet; or
+it writes that it knows enough. The answer is then written with the benchmark's RAG prompt and all posts found, or if
+there are none, with the best --num_contexts posts. With PersonaMem, the posts are turns of a history.
+
+PR2 learns by GRPO when to search, and for what; here, nothing is trained. The turns are a dialogue without tags, which
+any chat API supports, and the final prompt does not contain the thoughts. The prompts are this project's own.
+
+With --set bare=first, each question's first sample is answered without a search, as training like PR2's requires
+(docs/beyond_planpers.md).
 """
 
 import re
@@ -31,16 +34,16 @@ LAST_LINE = re.compile(r"(?mi)^[\W_]*+(?:search\b[^:\n]{0,20}:[^\w\n]*+(?P<query
 
 
 def read_turn(text):
-    """Return the text up to the first line that ends a turn, and that line's query, None for "Enough".
+    """Return the text up to the first "Search:" or "Enough" line, and the query (None for "Enough").
 
-    None if no line ends the turn.
+    Return None if the text has no such line.
     """
     line = LAST_LINE.search(text)
     return line and (text[: line.end()].strip(), line["query"] and line["query"].rstrip(" .\"'”’*_`"))
 
 
 def join(searches, record):
-    """Return the posts of several searches as one list, or as one history in order of time."""
+    """Return the posts of several searches as one list, or as one history in chronological order."""
     if isinstance(searches[0], list):
         return [text for posts in searches for text in posts]
     items = [[posts.places[i] for i in item] for posts in searches for item in posts.items]

@@ -1,6 +1,6 @@
-"""Answer with the rubric's aspects as private notes: the teacher of GRASP (arXiv 2609.35262), for training data only.
+"""Answer with the rubric's aspects as private notes: the teacher of GRASP (arXiv 2609.35262), to make training data.
 
-Needs --show_fields rubric_aspects. On a test set, its answers are an upper bound.
+Needs --show_fields rubric_aspects. On a test set, its scores are an upper bound.
 """
 
 from utils.benchmarks.lampqa.task import private_notes

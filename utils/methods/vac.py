@@ -1,8 +1,8 @@
-"""Answer, criticize the answer with the narrative, revise it: one round's training data of VAC (arXiv 2508.10695).
+"""Answer, get feedback that uses the narrative, and revise: the training data of one round of VAC (arXiv 2508.10695).
 
-Needs --show_fields narrative, so it is for training sets: at test time the trained policy answers alone (--rag). The
-feedback model is the generator, or another model with --model feedback=MODEL --set feedback=feedback. Each of several
---num_generated_outputs revises the same greedy answer by another feedback.
+Needs --show_fields narrative, so it is for training sets; at test time, the trained policy answers alone (--rag). The
+feedback model is the generator, or another model with --model feedback=MODEL --set feedback=feedback. With several
+--num_generated_outputs, all samples revise the same greedy answer, each with its own feedback.
 """
 
 REVISE = """[system]

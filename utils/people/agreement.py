@@ -1,4 +1,4 @@
-"""How often evaluators and humans prefer the same of two systems: reads raters' choices and computes the figures."""
+"""How often evaluators and humans prefer the same one of two systems."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from utils.tables.significance import share_interval, sign_test
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
-Pairs = Sequence[tuple[float, float]]  # per question, the preferences of two evaluators or of one and the humans
+Pairs = Sequence[tuple[float, float]]  # per question, two preferences: of two evaluators, or of an evaluator and humans
 
 
 @dataclass
@@ -28,14 +28,14 @@ class Evaluator:
     strategy: str  # in words
     task: Task
     metric: Metric
-    files: list[list[str]] = field(default_factory=list)  # each [first system's, second system's], or [pairwise file]
-    # By question id, each system's entry in its score file ({} if the file lacks it), or the comparison's only entry.
+    files: list[list[str]] = field(default_factory=list)  # [first system's, second system's] files, or [pairwise file]
+    # By question id, each system's entry in its score file ({} if missing), or the single entry of a pairwise file.
     entries: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     # By question id, the first system's score minus the second's, or 1, 0 or -1 from a pairwise comparison. None if a
-    # system has no score, if the comparison has no result, or if there are more than two systems.
+    # score or the comparison's result is missing, or if there are more than two systems.
     preferences: dict[str, float | None] = field(default_factory=dict)
-    not_asked: set[str] = field(default_factory=set)  # question ids: decided without a judge, as an answer is missing
-    scores: list[float] = field(default_factory=list)  # all systems'; empty for pairwise comparisons
+    not_asked: set[str] = field(default_factory=set)  # question ids decided without a judge: an answer is missing
+    scores: list[float] = field(default_factory=list)  # of all systems; empty for pairwise comparisons
 
     @property
     def decided(self) -> dict[str, float]:
@@ -43,7 +43,7 @@ class Evaluator:
 
     @property
     def saw(self) -> list[str]:
-        """The fields that the judge reads although only a scorer may see them."""
+        """The fields reserved for the scorer that the judge reads."""
         return [name for name in self.metric.needs if name in self.task.hidden_fields]
 
 
@@ -53,13 +53,13 @@ class Human:
 
     path: str
     choices: dict[str, list[str]]  # by question id, one or more keys of `PREFERENCES`
-    # Per system, the SHA-256 of its response files that raters saw; empty if unknown.
+    # Per system, the SHA-256 of the response files that raters saw; empty if unknown.
     responses: list[list[str]]
     raters: list[str]  # names; empty if unknown
 
 
 def read_human(path: str) -> Human:
-    """Read choices by question id, or a file of utils/human_evaluation.py, which holds them under `choices`."""
+    """Read raters' choices: a file of choices by question id, or an output file of utils/human_evaluation.py."""
     choices, responses, raters = read_json(path), [], []
     if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
         choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
@@ -87,7 +87,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
-    """Return the figures of the humans, of each evaluator against the humans, and of each two evaluators."""
+    """Return the figures of the humans, of each evaluator compared with them, and of each pair of evaluators."""
     choices = human.choices if human else {}
     preferred = {key: PREFERENCES[majority(chosen) or "tie"] for key, chosen in choices.items()}
     return {
@@ -115,7 +115,7 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the humans' counts of questions, the sign test on these, and Cohen's kappa if there are two raters."""
+    """Return the numbers of questions by the humans' choice, their sign test, and the kappa of exactly two raters."""
     outcomes = Counter(map(majority, choices.values()))
     num_raters = max(map(len, choices.values()))
     rated_by_all = [list(map(PREFERENCES.get, chosen)) for chosen in choices.values() if len(chosen) == num_raters]
@@ -136,9 +136,9 @@ def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> 
 def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
     """Compare an evaluator with the humans' choices (1, 0 or -1) by question id; undefined figures are None.
 
-    `not_in_files` and `unscored` count rated questions that are left out, `not_rated` scored questions left out.
-    `accuracy_ties_half` and `accuracy_ties_wrong` are over the questions that humans decided, and count the evaluator's
-    ties as half right and as wrong. `position_swap_rate` is the share of ties among a pairwise judge's questions.
+    Left out are rated questions (`not_in_files`, `unscored`) and scored questions that are `not_rated`.
+    `accuracy_ties_half` and `accuracy_ties_wrong` are over the questions where the humans have no tie, and count an
+    evaluator's ties as half right or as wrong. `position_swap_rate` is as in `swap_rate`.
     """
     preferences = evaluator.decided
     pairs = pair_up(preferences, human)
@@ -164,13 +164,13 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
 
 
 def swap_rate(evaluator: Evaluator) -> float | None:
-    """Return the share of a pairwise judge's questions where its preference flips with the order; otherwise None."""
+    """Return the share of questions where a pairwise judge's preference flips with the order; None for other judges."""
     judged = [preference for key, preference in evaluator.decided.items() if key not in evaluator.not_asked]
     return share(judged.count(0), judged) if evaluator.strategy == "pairwise" else None
 
 
 def pair_figures(first: Evaluator, second: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare two evaluators' preferences on the same questions, and count where only one agrees with the humans."""
+    """Compare two evaluators on the same questions, and count the questions where only one agrees with the humans."""
     pairs = pair_up(first.decided, second.decided)
     figures = {
         "evaluators": [first.name, second.name],
@@ -190,7 +190,7 @@ def pair_figures(first: Evaluator, second: Evaluator, human: dict[str, int]) -> 
 
 
 def pair_up(first: dict[str, float], second: dict[str, float]) -> list[tuple[float, float]]:
-    """Return both sides' preferences on the questions that they share, sorted by id."""
+    """Return pairs of preferences on the questions that are in both, sorted by id."""
     return [(first[question_id], second[question_id]) for question_id in sorted(first.keys() & second.keys())]
 
 

@@ -1,7 +1,8 @@
-"""Scores corrected by people: prediction-powered inference on a judge's scores (Angelopoulos et al. 2023, Science 382).
+"""Judge scores corrected by people's: prediction-powered inference (Angelopoulos et al. 2023, Science 382).
 
 A system's corrected score is the mean of the judge's scores on all questions, plus the mean of (people's score minus
-the judge's) on the questions that people rated. It is unbiased if these were drawn at random, however biased the judge.
+the judge's) on the questions that people rated. It is unbiased if the rated questions were drawn at random, even if the
+judge is biased.
 """
 
 import math
@@ -22,9 +23,9 @@ from utils.people.graded import graded_agreement, graded_table
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.system_scores import cluster_of
 
-# The metrics whose verdicts people give too: the field that names a verdict, and its values.
+# The metrics whose verdicts people can give as well: the field that names a verdict, and the possible values.
 RATED = {"aspect": ("aspect", VERDICT_VALUES), "personal": ("criterion", LEVELS)}
-LEAST_RATED = 20  # questions; below, the interval of a mean is not to be trusted
+LEAST_RATED = 20  # questions; with fewer, the interval of a mean is not reliable
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Rated:
     """A system's questions with the judge's score, and with people's verdicts on some of them."""
 
     name: str
-    entries: list[Entry]  # with a score
-    verdicts: dict[str, list[int]]  # people's, by question id, in the order of the entry's details
-    by_people: dict[str, float]  # the score of these verdicts
+    entries: list[Entry]  # the entries with a score by the judge
+    verdicts: dict[str, list[int]]  # people's verdicts by question id, in the order of the entry's details
+    by_people: dict[str, float]  # the scores of people's verdicts, by question id
     strategy: str  # a name in `RATED`
 
 
@@ -64,13 +65,13 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
     for question_id in verdicts.keys() & answered.keys():
         details, of_question = answered[question_id], verdicts[question_id]
         names = [detail[noun] for detail in details]
-        is_named = strategy == "personal"  # aspects may have one title twice, so people's are in their order
+        is_named = strategy == "personal"  # two aspects may have the same title, so their verdicts are matched by order
         values = []
         if isinstance(of_question, dict) and (not is_named or of_question.keys() == {*names}):
             values = [of_question[name] for name in names] if is_named else [*of_question.values()]
         if len(values) != len(details) or not all(type(value) is int and value in allowed for value in values):
             where, numbers = f"{people_addr}: id {quote(question_id)}", ", ".join(map(str, allowed))
-            raise UserError(f"{where}: has not one verdict of {numbers} on each {noun} of its {len(details)}")
+            raise UserError(f"{where}: must have one verdict of {numbers} on each {noun}, {len(details)} in all")
         rated[question_id] = values
         written = [{noun: detail[noun], "score": value} for detail, value in zip(details, values, strict=True)]
         by_people[question_id] = metric.score_of(written, False)
@@ -80,7 +81,7 @@ def read_rated(name: str, score_addr: str, scores: Scores, people_addr: str) -> 
 
 
 def corrected_figures(system: Rated) -> dict[str, Any]:
-    """Return a system's score by the judge and corrected, with 95% intervals, and judge minus people.
+    """Return a system's judge score, its corrected score, and judge minus people, each with its 95% interval.
 
     Means are over questions, not categories. With f the judge's scores of N questions, d people's minus the judge's of
     n of them, and A whether a question has an answer (people rate answers only; without one, both scores are 0), the
@@ -98,7 +99,7 @@ def corrected_figures(system: Rated) -> dict[str, Any]:
     num_all, num_rated = len({*cluster.values()}), len({cluster[key] for key in gaps})
 
     def half(num_clusters: int, *parts: dict[str, float]) -> float | None:
-        """Return half the width of the interval, from each question's parts of the error."""
+        """Return half the width of the interval from each question's contributions to the error."""
         sums: dict[str, float] = defaultdict(float)
         for part in parts:
             for key, value in part.items():
@@ -124,9 +125,10 @@ def corrected_figures(system: Rated) -> dict[str, Any]:
 
 
 def agreement_of_people(system: Rated) -> dict[str, Any]:
-    """Return how people's verdicts agree with the judge's: by criterion as in `graded_agreement`, else by category.
+    """Return the agreement of people's verdicts with the judge's.
 
-    By category, these are the rated questions and the weighted kappa of the verdicts on aspects.
+    For scores by criterion, this is `graded_agreement`. For verdicts on aspects, it is the number of rated questions
+    and the weighted kappa in each category.
     """
     rated = [entry for entry in system.entries if entry["id"] in system.verdicts]
     if system.strategy == "personal":
@@ -154,13 +156,13 @@ def corrected_tables(systems: list[dict[str, Any]]) -> list[Table]:
         rows.append(list(map(Cell, texts)))
     notes = [
         "Corrected: the judge's mean over all questions, not macro, plus the mean of people's score minus the judge's "
-        "on the rated ones (prediction-powered inference). It holds if these were drawn at random. Intervals are "
+        "on the rated ones (prediction-powered inference). It is unbiased if these were drawn at random. Intervals are "
         "clustered by user, if users are known.",
     ]
     gaps = {figures["name"]: figures["judge_minus_people"] for figures in systems}
     if len(gaps) > 1:
         spread = max(gaps.values()) - min(gaps.values())
-        how = "compare the intervals of these errors before you call it favor"
+        how = "compare the errors' intervals before you conclude that it favors a system"
         notes.append(f"The judge's error differs by up to {number(spread)} between systems; {how}.")
     if few := [figures["name"] for figures in systems if figures["num_rated"] < LEAST_RATED]:
         notes.append(f"Fewer than {LEAST_RATED} rated questions, so intervals may be too narrow: {', '.join(few)}.")

@@ -1,4 +1,4 @@
-"""Tables of judges and reward models against humans, against each other, and on pairs with a known preference."""
+"""Tables that compare judges and reward models with humans, with each other, and with known preferences."""
 
 import math
 from collections.abc import Sequence
@@ -19,19 +19,20 @@ from utils.tables.system_scores import cluster_of
 if TYPE_CHECKING:
     import numpy as np
 
-LEAST_RANKED = 3  # two systems have only two orders
+LEAST_RANKED = 3  # systems; a rank correlation of two systems is always 1 or -1
 PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
 BEST_PUBLISHED = 0.7594  # share of Personalized RewardBench's pairs that a reward model gets right (arXiv 2604.07343)
 
 
 def preference_figures(evaluator: Evaluator) -> dict[str, Any]:
-    """Return how often a judge prefers the first system, which gives the chosen responses; undefined figures are None.
+    """Return how often a judge prefers the first system, whose responses are the chosen ones; None if undefined.
 
     Returns:
-        num_left_out: pairs without both scores or a result.
-        num_pairs, num_ties, num_clusters: the numbers of other pairs, of ties among them, and of their clusters.
-        share, interval: the share of these pairs whose chosen response is preferred, ties as half; its 95% interval.
-        groups: these five figures of each of the task's groups that has any pair.
+        num_left_out: the number of pairs that lack a score or a result.
+        num_pairs, num_ties, num_clusters: the numbers of the other pairs, of ties among them, and of their clusters.
+        share, interval: the share of these pairs whose chosen response is preferred (ties count half), and its 95%
+            interval.
+        groups: the figures from `num_pairs` to `interval` for each group with pairs.
     """
 
     def figures_of(question_ids: Sequence[str]) -> dict[str, Any]:
@@ -53,13 +54,13 @@ def preference_figures(evaluator: Evaluator) -> dict[str, Any]:
 
 
 def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> dict[str, Any]:
-    """Compare how judges rank systems, by the means over the questions that every judge scored for every system.
+    """Compare judges' rankings of systems by mean score, over the questions that every judge scored for every system.
 
     Returns:
         systems: the systems' names.
         num_questions, num_left_out, num_clusters: the numbers of these questions, of all others, and of clusters.
-        pairs: for each two judges, their names (`judges`), their `means` of the systems, `rank_correlations` if there
-            are three or more systems, and in `verdicts` their `verdict_figures`.
+        pairs: for each pair of judges, their names (`judges`), their `means` of the systems, `rank_correlations` if
+            there are three or more systems, and their `verdict_figures` in `verdicts`.
 
     UserError if there is no such question.
     """
@@ -93,11 +94,12 @@ def ranking_figures(evaluators: Sequence[Evaluator], systems: Sequence[str]) -> 
 def verdict_figures(first: Evaluator, second: Evaluator) -> dict[str, Any] | None:
     """Return how often two judges give the same verdict on the same part (such as an aspect) of the same response.
 
-    Only verdicts that both gave count; None if there are none, as for two strategies whose parts differ.
+    Only parts with a verdict of both judges count. None if there are none, for example if the strategies differ.
 
     Returns:
-        num_questions, num_verdicts, same: the numbers of these questions and verdicts, and the share of equal ones.
-        kappa, alpha: Cohen's, weighted by squared distance, and Krippendorff's for intervals, with their 95% intervals.
+        num_questions, num_verdicts, same: the numbers of questions and of verdict pairs, and the share of equal pairs.
+        kappa, alpha: Cohen's kappa, weighted by squared distance, and Krippendorff's alpha for interval data.
+        kappa_interval, alpha_interval: their 95% intervals.
     """
     by_question = []
     for question_id in first.entries.keys() & second.entries.keys() if first.strategy == second.strategy else ():
@@ -121,22 +123,22 @@ def verdict_figures(first: Evaluator, second: Evaluator) -> dict[str, Any] | Non
 
 
 def rank_correlations(scores: "np.ndarray", clusters: Sequence[str]) -> dict[str, Any]:
-    """Return Spearman's and Kendall's (tau-b) correlation of two judges' means, None if a judge's means are all equal.
+    """Return Spearman's and Kendall's (tau-b) correlation of two judges' means; None if a judge's means are all equal.
 
-    The 95% intervals are percentile bootstraps over clusters with all their questions. A draw in which a judge's means
-    are all equal counts as a correlation of 0.
+    The 95% intervals are from a percentile bootstrap over whole clusters. A draw in which a judge's means are all equal
+    counts as a correlation of 0.
 
     Args:
-        scores: of Q questions by two judges for S systems, (Q, 2, S).
+        scores: two judges' scores of S systems on Q questions, (Q, 2, S).
         clusters: one name per question.
     """
     import numpy as np
 
-    def correlations(values: Sequence[Any], counts: "np.ndarray", by_pair: bool) -> "np.ndarray":  # of D draws, (D,)
+    def correlations(values: Sequence[Any], counts: "np.ndarray", by_pair: bool) -> "np.ndarray":  # for D draws, (D,)
         sums = counts @ np.array(values)
         means = (sums[:, 1:] / sums[:, :1]).round(DECIMALS).reshape(-1, *scores.shape[1:])
-        signs = np.sign(means[..., None] - means[..., None, :])  # of each two systems, (D, 2, S, S)
-        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # sums: twice the centred ranks
+        signs = np.sign(means[..., None] - means[..., None, :])  # of each pair of systems, (D, 2, S, S)
+        orders = signs.reshape(len(sums), 2, -1) if by_pair else signs.sum(axis=3)  # sums: twice the centered ranks
         sizes = np.sqrt((orders**2).sum(axis=2).prod(axis=1))
         return np.divide(orders.prod(axis=1).sum(axis=1), sizes, out=np.zeros(len(sizes)), where=sizes > 0)
 
@@ -214,9 +216,9 @@ def preferred_table(task: Task, rows: list[dict[str, Any]]) -> Table:
         "both orders; ties count half: equal scores, or a preference that flips with the order (swap rate).",
         share_intervals_note(task.user_field if is_clustered else ""),
         "Left out: pairs without both scores, or without a preference in both orders.",
-        "Saw: fields that the judge reads and a reward model must not; the judge is an upper bound for reward models.",
+        "Saw: fields that the judge reads, but a reward model must not; such a judge is only an upper bound.",
         f"Published: {BEST_PUBLISHED:.2%} by the best reward model (arXiv 2604.07343, abstract), to compare with the "
-        "pairs of Personalized RewardBench only; it counts ties as losses, here they count half.",
+        "pairs of Personalized RewardBench only; that share counts ties as losses; here, they count half.",
         *[NOT_COMPARED] * (len(rows) > 1),
     ]
     return Table(columns, lines, notes, num_names=3)
@@ -240,8 +242,8 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
         notes.append(f"{pair['judges'][0]} and {pair['judges'][1]}: {', '.join(texts)}.")
     if notes:
         notes.append(
-            "These compare the order of the systems by mean score; 1 if both judges rank them alike. Interval: 95%, by "
-            f"a percentile bootstrap over {units}, for these systems."
+            "Correlations compare the systems' order by mean score: 1 if both judges rank them the same. 95% intervals "
+            f"are by a percentile bootstrap over {units}, for these systems."
         )
     notes += [
         f"Means over {count_noun(figures['num_questions'], 'question')}; left out, because a judge gave a system no "
@@ -256,7 +258,7 @@ def rankings_table(figures: dict[str, Any], evaluators: list[Evaluator]) -> Tabl
 
 
 def verdicts_table(figures: dict[str, Any]) -> Table | None:
-    """Return a table of the agreement of each two judges on single verdicts; None if they share none."""
+    """Return a table of the agreement of each pair of judges on single verdicts; None if no pair shares any."""
     rows = []
     for pair in figures["pairs"]:
         if (verdicts := pair["verdicts"]) is not None:

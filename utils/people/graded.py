@@ -1,8 +1,8 @@
 """Agreement of a judge with people on scores from 1 to 5 by criterion (BESPOKE): correlations, equal scores, and bias.
 
-Spearman's and Pearson's coefficient, the share of equal scores and of those at most 1 apart, and the mean of judge
-minus person, over all rated responses. Intervals are percentiles of a bootstrap that draws whole persons, because
-scores by one person are alike.
+The figures are Spearman's and Pearson's coefficients, the shares of equal scores and of scores at most 1 apart, and the
+mean of judge minus person, over all rated responses. Intervals are from a percentile bootstrap over persons, because
+scores by the same person are correlated.
 """
 
 from collections import defaultdict
@@ -22,11 +22,11 @@ OVERALL = "all criteria (mean)"
 def graded_agreement(
     judge: Sequence[Sequence[float]], people: Sequence[Sequence[float]], persons: Sequence[str], criteria: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the agreement by criterion, and of the means over criteria; and judge minus people by person.
+    """Return the agreement for each criterion and for the means over criteria, and judge minus people by person.
 
     Args:
         judge, people: scores by response and criterion, (N, C), from 1 to 5.
-        persons: who scored each response, (N,).
+        persons: the person who scored each response, (N,).
     """
     import numpy as np
 
@@ -51,9 +51,13 @@ def graded_agreement(
 
 
 def agreement_of(judge: "np.ndarray", people: "np.ndarray", times: "np.ndarray") -> dict[str, "np.ndarray"]:
-    """Return each of `NAMES` in D draws, (D,), from N scores of each and how often each draw has them, integers (D, N).
+    """Return each figure of `NAMES` for D draws, (D,).
 
-    A correlation is NaN in a draw where all scores of one are equal.
+    A correlation is NaN in a draw in which the judge's or the people's scores are all equal.
+
+    Args:
+        judge, people: N scores each, (N,).
+        times: how often each draw has each score, integers (D, N).
     """
     import numpy as np
 
@@ -75,7 +79,7 @@ def ranks_of(scores: "np.ndarray", times: "np.ndarray") -> "np.ndarray":
 
 
 def correlation(first: "np.ndarray", second: "np.ndarray", share: "np.ndarray") -> "np.ndarray":
-    """Return Pearson's coefficient of N values in each draw, which has these shares of them, (D, N)."""
+    """Return Pearson's coefficient of N values in each draw; `share` is each value's weight in a draw, (D, N)."""
     import numpy as np
 
     first, second = (values - (share * values).sum(axis=1, keepdims=True) for values in (first, second))
@@ -87,7 +91,7 @@ def correlation(first: "np.ndarray", second: "np.ndarray", share: "np.ndarray") 
 def graded_table(systems: Mapping[str, dict[str, Any]]) -> Table:
     """Return a table of `graded_agreement` by system."""
     shown = {"spearman": signed, "pearson": signed, "exact": number, "within_one": number, "judge_minus_people": signed}
-    rows, notes = [], ["Intervals draw whole persons. Judge minus people is in points from 1 to 5."]
+    rows, notes = [], ["Intervals are by a bootstrap over persons. Judge minus people is in points from 1 to 5."]
     for system, agreement in systems.items():
         for criterion, figures in agreement["criteria"].items():
             texts = [system, criterion, str(figures["num_responses"])]

@@ -1,4 +1,4 @@
-"""Tables of a study with raters: their work, choices or ratings, agreement, disagreements and comments."""
+"""Tables of a study with raters: progress, choices or ratings, agreement, disagreements and comments."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def raters_table(results: Results) -> Table:
-    """Return a table of each rater's work; for pairs, also how often they chose the answer shown first."""
+    """Return a table of each rater's progress; for pairs, also how often each position was chosen."""
     key = results.key
     sides = SCALES["choice"]["choices"] if key["ask"] == "pairs" else {}
     rows = []
@@ -85,7 +85,7 @@ def means_table(results: Results) -> Table:
 
 
 def agreement_table(results: Results) -> Table:
-    """Return a table of Cohen's kappa for each two raters and, if there are more, Krippendorff's alpha of all."""
+    """Return a table with Cohen's kappa of each pair of raters and, for three or more, Krippendorff's alpha of all."""
     groups = [*combinations(results.raters, 2), *([results.raters] if len(results.raters) > 2 else [])]
     scales = results.by_scale()
     rows = [row for scale, ratings in scales.items() for group in groups for row in _agreement(scale, ratings, group)]
@@ -119,7 +119,7 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
 
 
 def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
-    """Return a table of agreement by category, and one of counts: raters' verdicts in rows, the judge's in columns."""
+    """Return a table of agreement by category, and a table of counts: raters' verdicts by the judge's."""
     group_of = {key: question["group"] or "(no category)" for key, question in results.key["questions"].items()}
     groups = dict.fromkeys(group_of[key] for key in pairs)
     parts = [(name, {key: pairs[key] for key in pairs if group_of[key] == name}) for name in groups]

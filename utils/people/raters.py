@@ -12,12 +12,12 @@ from utils.base.manifest import file_hash, read_manifest, settings_of
 from utils.data.scores import read_scores
 from utils.people.rating_study import SCALES, slots_of
 
-Pair = tuple[int, int | None]  # the raters' verdict, and the judge's or None
+Pair = tuple[int, int | None]  # the raters' verdict, and the judge's (None if missing)
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
 
 
 class Decision(TypedDict):
-    """A value from the page, and the seconds that the rater took."""
+    """A rater's choice on the page, and the seconds that it took."""
 
     value: int
     seconds: float
@@ -46,13 +46,13 @@ class Rating:
     question_id: str
     slot: str
     scale: str
-    about: str  # the aspect's title, or the question
+    about: str  # the aspect's title, or the question's text
     swapped: bool  # whether the second system's answer is shown first
     said: dict[str, Decision | None]  # by rater, in the order of the study; None if undecided
 
     @property
     def values(self) -> dict[str, int]:
-        """Return the values by rater; for pairs, 1 is the first system, which is not always the one shown first."""
+        """Return the values by rater; for pairs, 1 means the first system, even if it was shown second."""
         order = {1: 2, 2: 1} if self.swapped else {}
         return {
             rater: order.get(decision["value"], decision["value"])
@@ -82,7 +82,7 @@ class Results:
 
 
 def read_key(path: str) -> dict[str, Any]:
-    """Read a study's key; UserError if the file is something else, or has changed since it was written."""
+    """Read a study's key; UserError if the file is not a key, or has changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
         raise UserError(f"{path}: not the key of a study; use the *_key.json beside its page")
@@ -162,7 +162,7 @@ def collected(results: Results) -> dict[str, Any]:
         means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
         return {"means": means, "ratings": by_question}
     questions = results.key["questions"]
-    verdicts = {  # for questions with all aspects rated
+    verdicts = {  # only of questions with all aspects rated
         question_id: {
             slot: as_verdict(median(values.values()), f"{question_id} {slot}")
             for slot, values in values_by_slot.items()
@@ -187,7 +187,7 @@ def all_values(ratings: list[Rating]) -> list[int]:
     return [value for rating in ratings for value in rating.values.values()]
 
 
-# The verdicts of raters against a judge's
+# The raters' verdicts compared with a judge's
 
 
 def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:

@@ -1,8 +1,8 @@
-"""Studies with human raters: kinds, drawing of questions, and each rater's share. Pure.
+"""Studies with human raters: their kinds, the drawing of questions, and each rater's share. Pure.
 
-`NUM_SYSTEMS` names the kinds of study. Raters fill a list of slots per question, each with a key in result files:
-"choice" for a pair of answers; "0", "1", ... for the verdicts on an answer's aspects; "0.valid" and so on for the
-ratings of aspects, and "complete" for all aspects together.
+For each question, a rater fills a list of slots, with these keys in result files: "choice" for a pair of answers; "0",
+"1", ... for the verdicts on an answer's aspects; "0.valid" and so on for the ratings of each aspect, and "complete" for
+all aspects together.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from utils.show.pages import to_json
 Slot = tuple[str, str, int | None]  # key, name of the scale, and index of the aspect; None if not about one aspect
 
 
-NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
+NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}  # by kind of study
 _TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(encoding="utf-8"))
-# Per scale, the question to the rater, the possible values in the order of the page's buttons, and whether the values
-# are steps, so that 0 is nearer to 1 than to 2.
+# Per scale: the question to the rater, the possible values in the order of the page's buttons, and whether the values
+# are ordered steps (0 is closer to 1 than to 2).
 SCALES = {
     name: {"asks": scale["asks"], "choices": dict(scale["choices"]), "steps": scale.get("steps", True)}
     for name, scale in _TEXTS["scales"].items()
@@ -38,10 +38,10 @@ def slots_of(ask: str, num_aspects: int) -> list[Slot]:
 
 
 def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
-    """Draw at most `number` ids; every beginning of the list has the groups in proportion (Webster's rule).
+    """Draw at most `number` ids; every prefix of the list represents the groups proportionally (Webster's method).
 
-    The questions' order in the files does not matter. Each question has a random number of its own, so that studies of
-    different systems with the same seed draw the same questions, unless an answer is missing.
+    The order of the questions in the files has no effect. Each question's random number depends only on seed and id, so
+    studies of different systems with the same seed draw the same questions, unless an answer is missing.
     """
     chance = {question_id: random.Random(f"{seed} {question_id}").random() for question_id in group_of}
     ranked = []
@@ -52,7 +52,7 @@ def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str
 
 
 def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> dict[str, list[str]]:
-    """Return each rater's questions, in random order: the first `overlap` for all, and a part of the rest."""
+    """Return each rater's questions in random order: the first `overlap` drawn ones, and a part of the others."""
     rng, shares = random.Random(f"{seed} shares"), {}
     for number, rater in enumerate(raters):
         shares[rater] = [*drawn[:overlap], *drawn[overlap + number :: len(raters)]]
@@ -66,14 +66,14 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
     for group in sorted({group_of[question_id] for question_id in drawn}, key=str):
         ids = [question_id for question_id in drawn if group_of[question_id] == group]
         rng.shuffle(ids)
-        swapped.update(ids[rng.randrange(2) :: 2])  # of an odd number, the larger or the smaller half
+        swapped.update(ids[rng.randrange(2) :: 2])  # a random one of the two halves, which may differ by one
     return swapped
 
 
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return the page's content, which hides which system gave an answer; the content's hash is the study's name."""
+    """Return the page's content, which does not name the systems; its hash identifies the study."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}
@@ -94,7 +94,7 @@ def make_content(
 def make_key(
     content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
 ) -> dict[str, Any]:
-    """Return the key, which is not in the page; raters' files are checked against it."""
+    """Return the study's key, which is not part of the page; raters' files are checked against it."""
     questions = {
         question["id"]: {
             "question": question["question"],

@@ -1,4 +1,4 @@
-"""Everything in baselines.py except its method: questions, model, and response files."""
+"""The parts of baselines.py besides its method: questions, model, and response files."""
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,12 +24,12 @@ from utils.generation.model import Model, settings_by_scores
 from utils.generation.thinking import template_variables
 from utils.runs.stage import Stage, StageFile
 
-Method = Callable[..., Awaitable[Piece]]  # of a record, its `Ask`, and after another stage, that stage's piece
+Method = Callable[..., Awaitable[Piece]]  # see `Stage.method`
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset and the questions that a run answers. It is read when they are needed: never for a finished output."""
+    """A dataset and the questions that a run answers. The file is read when needed, never for a finished output."""
 
     path: str
     output_addr: str
@@ -44,7 +44,7 @@ class Dataset:
 
     @cached_property
     def questions(self) -> dict[Key, Record]:
-        """Return the question of each answer, by the key of the answer: (id, number of the answer)."""
+        """Return each answer's question, by the answer's key: (question id, number of the answer)."""
         args = self.args
         selected = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
         return {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
@@ -68,7 +68,7 @@ class QuestionFile(StageFile):
 class ResponseFile(QuestionFile):
     """Answers to the questions of a dataset: `{question id: [{"output": text or null, ...}, ...]}`.
 
-    With `shows_posts`, the prompts have posts, and answers to askers without posts are counted.
+    `shows_posts` says that prompts include posts; answers to askers without any post are then counted.
     """
 
     unit = "answers"
@@ -81,7 +81,7 @@ class ResponseFile(QuestionFile):
         shows_posts: bool = False,
         **figures: Any,
     ):
-        """`path`: another one than --output_addr, for an earlier stage's file."""
+        """`path`: replaces --output_addr, for the file of an earlier stage."""
         super().__init__(dataset, path or dataset.output_addr, settings, **figures)
         self._shows_posts = shows_posts
 
@@ -89,7 +89,7 @@ class ResponseFile(QuestionFile):
         return collect_responses(self._dataset.records, self.in_order())
 
     def usable_before_and_now(self, made: dict[str, Any]) -> tuple[int, int]:
-        """As in the base class, but answers to questions that the existing file lacks do not count."""
+        """As in the base class, but count only answers to questions that the existing file has."""
         before = read_json(self.path)
         usable = [
             (question_id, number)
@@ -104,8 +104,9 @@ class ResponseFile(QuestionFile):
         counts = count_responses(content, task.item_words) | task.count_outputs(outputs)
         if any("plan" in output for output in outputs):
             counts["answered without a plan"] = sum(output.get("plan") is None for output in outputs)
-        bare = [record["id"] for record in self._dataset.records if not record["profile"]] if self._shows_posts else []
-        without_profile = sum(output["output"] is not None for key in bare for output in content.get(key, ()))
+        records = self._dataset.records if self._shows_posts else ()
+        ids = [record["id"] for record in records if not record["profile"]]
+        without_profile = sum(output["output"] is not None for key in ids for output in content.get(key, ()))
         return counts | ({WITHOUT_PROFILE: without_profile} if without_profile else {})
 
 
@@ -125,7 +126,7 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
 
 
 def add_answer_arguments(parser: cli.FlagParser) -> None:
-    """Add the flags for ways of answering that only some benchmarks have."""
+    """Add the flags for ways of answering that only some benchmarks support."""
     # fmt: off
     add = parser.add_argument
     add("--choose", choices=["likelihood"],
@@ -158,7 +159,7 @@ def read_datasets(args: Arguments, needs: Needs, most_items: int | None, way: st
 
     Args:
         most_items: how many profile items a prompt may use; None for all.
-        way: the name in `Task.ways` of the way to ask, from --asking; None for the task's usual way.
+        way: the value of --asking, a name in `Task.ways`; None for the task's usual way.
 
     UserError if a file is not a dataset, the files are from different benchmarks, or the benchmark lacks this way.
     """
@@ -185,7 +186,7 @@ def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
 
 
 def choose_generator(args: Arguments, datasets: list[Dataset], prompt: Prompt) -> Model:
-    """Return the model that answers the questions; `check_trained` may refuse it or print notes about it."""
+    """Return the model that answers the questions, after `check_trained`."""
     task = datasets[0].task
     wanted = task.prompt_length or PAPER_LENGTH
     model = choose_answerer(args, wanted_length=wanted, only_scores=args.choose is not None)
@@ -204,7 +205,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 
 
 def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
-    """Return the settings that answers have because of the generator's kind and its training.
+    """Return the settings of answers that follow from the generator's kind and training.
 
     `inputs` is the dataset's hash.
     """
@@ -215,10 +216,10 @@ def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
 
 
 def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any) -> None:
-    """Print notes if a fine-tuned generator is used differently than in its training.
+    """Print a note for each difference between this run and the training of a fine-tuned generator.
 
     Args:
-        current: this run's values, by the names that they have in `model.trained`.
+        current: this run's values, by their names in `model.trained`.
 
     Raises:
         UserError: the generator was fine-tuned on another task, or is fine-tuned and --chat_template_kwargs is given.

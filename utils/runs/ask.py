@@ -1,6 +1,6 @@
-"""`ask` for one record: render a call that fits the model's window, take its text from the store or a server, parse.
+"""`ask` for one record: render a prompt that fits the model's window, get the text from store or engine, and parse it.
 
-`Steps` are the calls and searches of one record's run: which are under way, finished, or cannot be answered now."""
+`Steps` keeps track of the calls and searches of one record's run."""
 
 import asyncio
 import json
@@ -29,13 +29,13 @@ from utils.runs.loop import BRANCH, Branch, without_branch
 from utils.runs.rendering import Asked, Prompts, call_for_reward, make_call
 from utils.runs.stage import Stage
 
-MOST_CALLS = 10_000  # calls and searches per record; an endless loop would pay for thousands of calls in seconds
-SHARED: Key = ("shared",)  # the key of calls that do not depend on the record
-UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more would take gigabytes of memory
+MOST_CALLS = 10_000  # calls and searches per record; limits what a method with an endless loop costs
+SHARED: Key = ("shared",)  # the key of calls that several records share
+UNDER_WAY = 8_000_000  # prompt tokens in flight at a time; more would take gigabytes of memory
 
 
 class MethodError(Exception):
-    """A method cannot give an answer; the message says where and why."""
+    """A method failed; the message says where and why."""
 
 
 class NotNow(BaseException):
@@ -46,7 +46,7 @@ class Found(NamedTuple):
     """A search that has its result."""
 
     places: list[int]  # of the items in the profile, best first
-    line: dict[str, Any]  # query and ids, as they are written
+    line: dict[str, Any]  # query and ids, as they are written to the output
 
 
 class Step(NamedTuple):
@@ -62,12 +62,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all records of a stage share in a pass."""
+    """The state that all records of a stage share in a pass."""
 
     stage: Stage
-    engines: dict[str, Engine]  # the open ones, by role, without those whose server no longer answers
+    engines: dict[str, Engine]  # the open engines by role, except those whose server no longer answers
     args: Arguments
-    landed: Callable[[str], None]  # called with the role when a call gets its result from an engine or the store
+    landed: Callable[[str], None]  # called with the role when a call has its result
     is_traced: bool  # keep the messages of each call
 
     @cached_property
@@ -82,19 +82,20 @@ class Surroundings:
 class Steps:
     """The calls and searches of one record's run.
 
-    The first call that cannot be answered now (its engine is not open; or a server, an engine or the store has failed)
-    raises `NotNow`, and no later call of the record returns. Calls under way continue; once they have ended, so has the
-    record's run, and the runner decides by `ended` what becomes of the record. Therefore no `except` or `finally` of
-    the method can make up a value.
+    The first call that cannot be answered now (its engine is not open, or a server, an engine or the store has failed)
+    raises `NotNow`, and no later call of the record returns. So no `except` or `finally` of the method can make up a
+    value. The run ends once all calls in flight have ended; the runner then looks at `ended` to decide what to do with
+    the record.
 
     Attributes:
-        ended: why the first call could not be answered, or the first failure if one follows; None if all calls were.
+        ended: why a call could not be answered: the most severe error, and of equal ones the first. None if all calls
+            were answered.
         role: the role of that call.
-        missing_calls: role, call and `Lack` of each result that the store lacks while its engine is not open; for a
-            search that lacks embeddings, "search" and twice None.
-        call_hashes: hashes of the record's calls; each repetition of a call has a hash of its own.
+        missing_calls: role, call and `Lack` of each result that the store lacks while its engine is not open. A search
+            that lacks embeddings has ("search", None, None).
+        call_hashes: hashes of the record's calls; each repetition of a call has its own hash.
         shown: items and values in the record's prompts; a dict, to keep their order.
-        notes: what `ask.note` has added.
+        notes: the fields added by `ask.note`.
     """
 
     def __init__(self, key: Key, around: Surroundings):
@@ -106,18 +107,18 @@ class Steps:
         self.shown: dict[str, None] = {}
         self.notes: dict[str, Any] = {}
         self._has_raised = self._abandoned_call = self._is_over = False
-        self._root: Branch | None = None  # of the method's tasks, once it has asked
+        self._root: Branch | None = None  # the root branch of the method, set by its first call
         self._same: Counter[tuple[tuple[str | int, ...], int]] = Counter()  # how often each call was made, by task
-        # Calls and searches by place, see `Branch`; None while under way.
+        # Calls and searches by place (see `Branch`); None while in flight.
         self._steps: dict[tuple[int, ...], Step | Found | None] = {}
         self._own_branch = Branch()
         self._under_way: set[asyncio.Task] = set()
         self._loop = asyncio.get_running_loop()
-        self._end = self._loop.create_future()  # done once the method is, or a call cannot be answered now
+        self._end = self._loop.create_future()  # done once the method has returned, or a call cannot be answered now
 
     @property
     def _branch(self) -> Branch:
-        """The branch of the running task; all tasks have the same one unless the method is a user's."""
+        """The branch of the running task; only the tasks of a user's method have branches of their own."""
         return BRANCH.get() or self._own_branch
 
     @property
@@ -147,10 +148,10 @@ class Steps:
         return models[role]
 
     def number(self, same: int, is_shared: bool) -> Callable[[Call], Call]:
-        """Number a call among equal ones, before it waits for anything; return what changes its key, for another seed.
+        """Number a repeated call, and return a function that adds the number to its key, so that it gets another seed.
 
-        Calls of a task that the method has made are numbered by themselves, and their keys have the task's path, so
-        that network time does not decide which of several tasks gets which text.
+        Must be called before the call waits for anything. Each task of a method numbers its own calls, and their keys
+        include the task's path, so that the order of replies does not decide which task gets which text.
         """
         path = () if is_shared else self._branch.path
         number = self._same[path, same]
@@ -173,9 +174,9 @@ class Steps:
 
     async def _answer(self, role: str, make: Callable[[], Call]) -> Step:
         around = self.around
-        await around.room.wait()  # before the call is made: its prompt's size is not known yet
+        await around.room.wait()  # before the prompt is rendered, when its size is unknown
         if self.ended is not None and not isinstance(self.ended, NotStoredError):
-            raise self.ended  # after a failure, nothing more is paid for
+            raise self.ended  # do not pay for more calls after a failure
         try:
             call = make()
         except Exception as error:  # a method's own error
@@ -187,7 +188,7 @@ class Steps:
         except NotStoredError as error:
             self.missing_calls.append((role, call, error.lack))
             raise
-        except MistakeError as error:  # of a parser: the text was paid for
+        except MistakeError as error:  # the method's parser failed; the text was paid for
             record, mistake = error.record, error.__cause__
         if call.prompt is not None:  # otherwise, no server was needed
             around.landed(role)
@@ -195,13 +196,13 @@ class Steps:
         return Step(role, record, messages, call.policy.stop, call.shared, mistake)
 
     async def run(self, role: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run a call or a search to its end, whatever the method does, and return its result.
+        """Run a call or a search to its end, even if the method cancels it, and return its result.
 
-        NotNow if it cannot be answered now. The result is never returned if the record's run is over by then.
+        Raises NotNow if it cannot be answered now. If the record's run is over by then, this never returns.
         """
         await self.unless_over()
         if len(self._steps) == MOST_CALLS:
-            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches; check the method for an endless loop"))
             await self._not_now()
         place = self._branch.next_place()
         self._steps[place] = None
@@ -209,7 +210,7 @@ class Steps:
         self._under_way.add(task)
         task.add_done_callback(partial(self._land, role))
         try:
-            result = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
+            result = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, so it is stored
         except asyncio.CancelledError:
             self._abandoned_call = True
             raise
@@ -231,27 +232,29 @@ class Steps:
             self.end(error, role)
 
     def end(self, error: Exception, role: str = "") -> None:
-        """Note why a call cannot be answered now: of several reasons, the gravest, and of equal ones the first."""
+        """Note why a call cannot be answered now; keep the most severe reason, and of equal ones the first."""
         if self.ended is None or _gravity(error) > _gravity(self.ended):
             self.ended, self.role = error, role
-        self._loop.call_soon(self._set_end)  # after the method, which waits for the call, has its NotNow
+        self._loop.call_soon(self._set_end)  # only after NotNow is raised in the method
 
     def _set_end(self, _: asyncio.Task | None = None) -> None:
         if not self._end.done():
             self._end.set_result(None)
 
     async def unless_over(self) -> None:
-        """Return unless the record's run is over. Always first: otherwise, a loop around a refused call would spin."""
+        """Return unless the record's run is over. Each method of `Ask` awaits this first, so that no loop can spin."""
         if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError("ask: called in another event loop; await it in the method's own, not in a thread")
+            raise RuntimeError(
+                "ask: called in another event loop, such as a thread's; await it in the method's event loop"
+            )
         self._root = self._root or self._branch.root
         if self._root is not self._branch.root:
-            raise RuntimeError("ask: is another question's; use the one that the method was called with")
+            raise RuntimeError("ask: belongs to another question; use the `ask` that the method was called with")
         if self.ended is not None or self._is_over:
             await self._not_now()
 
     async def _not_now(self) -> None:
-        """Raise NotNow the first time; after that, never return."""
+        """Raise NotNow in the first call that needs it; in all later calls, never return."""
         if self.ended is not None and not self._has_raised:
             self._has_raised = True
             raise NotNow("a call cannot be answered now")
@@ -259,9 +262,9 @@ class Steps:
         await self._loop.create_future()
 
     async def wait_until_blocked(self, method: asyncio.Task) -> bool:
-        """Wait until the method has returned, or a call cannot be answered now; and then until no call is under way.
+        """Wait until the method has returned or a call cannot be answered now, and then for all calls in flight.
 
-        Return whether the method gave up a call: it cancelled one, or returned while one was under way.
+        Return whether the method abandoned a call: it cancelled a call, or returned while a call was in flight.
         """
         method.add_done_callback(self._set_end)
         await self._end
@@ -272,16 +275,17 @@ class Steps:
         return abandoned_call
 
     def close(self, method: asyncio.Task) -> None:
-        """End the record's run: cancel the method, its tasks and its calls; no call returns after this."""
+        """End the record's run: cancel the method with its tasks and calls; no call returns after this."""
         self._is_over = self._has_raised = True
         root = getattr(method, "root", None)
         for task in (method, *self._under_way, *(root.tasks if root else ())):
             task.cancel()
-            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+            # Reads the error; otherwise, asyncio would print a warning.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 def _gravity(error: Exception) -> int:
-    """Return how much an error decides: it only sets the record aside, makes it fail, or ends the run."""
+    """Return an error's severity: 0 if it only sets the record aside, 1 if the record fails, 2 if the run ends."""
     return 0 if isinstance(error, NotStoredError) else 1 if isinstance(error, UnavailableError | MethodError) else 2
 
 
@@ -334,17 +338,18 @@ class Ask:
         stop: Sequence[str] | None = None,
         **values: str,
     ) -> Any:
-        """Ask the model and return the value that `parse` reads from its text; None if no try was usable.
+        """Ask the model and return the value that `parse` reads from its text; None if no text was usable.
 
         Args:
             prompt: the name of one of the benchmark's prompts (none, rag, ...), or a text. A text may have {question},
                 {profile} and names of your own in braces, and a line [system], [user] or [assistant] before each part.
                 If the last part is [assistant], the model continues it.
-            items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
-            parse: returns the value of a text, or None if the text is unusable; the model is then asked again with
-                another seed (default: the benchmark's parser for its own prompts; for a text, the model's whole text).
-            model: the name of a model that --model gives (default: --model_addr).
-            n: the number of samples; with it, a list of n values is returned.
+            items: texts for {profile}, the most important first; the last ones are left out if the prompt is too long.
+            parse: a function that returns the value of a text, or None if it is unusable; the model is then asked
+                again with another seed. By default, the benchmark's parser for a prompt that is named, and the model's
+                whole text for a prompt of your own.
+            model: the NAME of a model of --model (default: the model of --model_addr).
+            n: the number of samples; if given, a list of n values is returned.
             max_tokens, temperature: override the flags.
             stop: texts at which the model's text ends; the returned text does not include them.
             values: texts for the other names in braces.
@@ -374,9 +379,9 @@ class Ask:
     ) -> str | None:
         """Return the name of the likeliest text in `options` (name -> text); no text is generated.
 
-        The likeliest text has the highest mean log-probability per token; of texts with the same tokens, the first one
-        counts. None if the prompt is too long, or the model gives a text no likelihood. The other arguments are as in
-        `ask`. ValueError for a model that thinks, and for an API model: APIs do not return such likelihoods.
+        The likeliest text has the highest mean log-probability per token; of texts with the same tokens, the first is
+        returned. None if the prompt is too long or a text has no likelihood. The other arguments are as in `ask`.
+        ValueError for a model that thinks, and for an API model, because APIs do not return such likelihoods.
         """
         await self.steps.unless_over()
         chooser = self.steps.model(model)
@@ -395,13 +400,12 @@ class Ask:
     ) -> Items | History:
         """Return the texts of the profile's `k` best items for a query, in the form of `record.best(k)`.
 
-        `.ids` has the items' ids, best first; an item without an id of its own has its place in the profile, from 0.
-        Items with equal scores keep the profile's order. --search decides how texts are compared. A search for the
-        record's own question gives the order of rank_dataset.py.
+        `.ids` has the items' ids, best first; for an item without a unique id, its place in the profile, from 0. Items
+        with equal scores keep the profile's order. --search decides how texts are compared. A search for the record's
+        own question gives the order of rank_dataset.py. Only the query's 100 best items can be found.
 
         Args:
-            exclude: items to leave out: ids, or the result of a search. Of a longer profile, only the query's best 100
-                items are considered.
+            exclude: items to leave out: ids, or the result of a search.
         """
         await self.steps.unless_over()
         if self._stage.search is None:
@@ -436,9 +440,11 @@ class Ask:
         return replace(items, ids=line["ids"]) if isinstance(items, History) else Items(items, line["ids"])
 
     async def record(self, prompt: str, *, model: str | None = None, is_shared: bool = False, **asked: Any) -> Piece:
-        """Make a call as `ask` does and return the call's whole record; `asked` are the other fields of `Asked`.
+        """Make a call as `ask` does, and return its whole record instead of the value.
 
-        `is_shared`: if several records make this call, it is requested and counted once, and all get the same text.
+        Args:
+            is_shared: if several records make the same call, request and count it once, and give all the same text.
+            asked: the other fields of `Asked`.
         """
         steps, key = self.steps, SHARED if is_shared else self.steps.key
         wanted = Asked(prompt, **asked | {"items": _kept(asked.get("items", ()))})
@@ -455,7 +461,7 @@ class Ask:
         return record
 
     async def reward(self, response: str, model: str) -> float | None:
-        """Return the reward of a response, which the model reads after the best --num_contexts posts and the question.
+        """Return a reward model's number for a response to the question, given the best --num_contexts posts.
 
         None if the reward is not a finite number, or the dialogue is too long. ValueError if a local model is not a
         classifier, or the benchmark has no prompt for rewards.
@@ -472,10 +478,10 @@ class Ask:
 
     def note(self, **fields: Any) -> None:
         """Add a copy of these fields to the `notes` of the answer's record in the output file."""
-        # Encoded now, so that an error names the method's line whose value is not JSON.
+        # Encoded here, so that the error for a value that is not JSON names the method's line.
         self.steps.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
 
 
 def _kept(items: Iterable[str] | History) -> Sequence[str] | History:
-    """Return items that can be read more than once, as a generator cannot."""
+    """Return the items in a form that can be read more than once, unlike a generator."""
     return items if isinstance(items, Sequence | History) else list(items)

@@ -1,6 +1,6 @@
-"""The driver of every script that asks a model: check the outputs, then make what they lack, or only count it.
+"""The driver of every script that asks a model: it checks the outputs, then makes their missing pieces.
 
-A dry run has no engines: it counts the completions that the store lacks and that the command would pay for."""
+A dry run opens no engine: it only counts the missing completions, which the command would request."""
 
 import json
 import sys
@@ -17,19 +17,15 @@ from utils.runs.stage import Place, Stage, models_of
 from utils.runs.tally import Lacking, Tally
 from utils.runs.trace import check_trace, has_trace
 
-# Disk space per token: an answer of 2048 tokens has about 10 kB, the store and the output keep its raw text, the output
-# also the parsed answer, and the output is first written under a temporary name. Higher token limits are for thoughts,
-# which are rarely so long, so at most 2048 tokens are counted.
-TOKEN_BYTES, MOST_TOKENS = 32, 2048
-FIELDS_BYTES = 1000  # of a piece, without its texts
-NUM_IDS = 5  # how many ids of questions with too long prompts are printed
+NUM_IDS = 5  # most ids to print of questions whose prompts are too long
 
 
 def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: Arguments) -> None:
-    """Print what stages would still request; `tallies` are those of the stages that would run.
+    """Print the requests that stages still need; `tallies` are those of the stages that would run.
 
-    utils/studies/steps.sh adds up the line with the total: requests, prompt tokens, and if there are prices, US dollars
-    for the prompts alone and with the longest outputs. If later requests depend on answers, it has the least of each.
+    The last line has the totals of requests and prompt tokens, and with prices the cost in US dollars: of the prompts
+    alone, and with the longest possible outputs. If more requests may follow, which depend on the answers, these are
+    lower bounds. utils/studies/steps.sh parses this line to add up several commands.
     """
     tally_of = {tally.stage: tally for tally in tallies}
     for stage in stages:
@@ -54,7 +50,7 @@ def describe_requests(stages: Sequence[Stage], tallies: Sequence[Tally], args: A
 
 
 def describe_tally(tally: Tally, names: str) -> None:
-    """Print what a stage lacks; `names` are those of its files."""
+    """Print the requests that a stage still needs; `names` are the names of its files."""
     stage, lacking = tally.stage, tally.lacking.values()
     print(f"{names}: {len(tally.left)} of {count_noun(tally.total, stage.files[0].noun)} still need requests")
     for role, requests in tally.lacking.items():
@@ -74,8 +70,8 @@ def describe_tally(tally: Tally, names: str) -> None:
 
 
 def describe_machine(args: Arguments, tallies: Sequence[Tally]) -> None:
-    """Print whether this machine has the memory for a run."""
-    lacking_of: dict[str, Lacking] = {}  # by role, with the longest requests
+    """Print whether this machine has enough memory for the run."""
+    lacking_of: dict[str, Lacking] = {}  # by role: the stage's with the longest requests
     for tally in tallies:
         for role, lacking in tally.lacking.items():
             lacking_of[role] = max(lacking_of.get(role, lacking), lacking, key=lambda one: one.length)
@@ -90,19 +86,20 @@ def describe_machine(args: Arguments, tallies: Sequence[Tally]) -> None:
         print(line)
 
 
-NUM_ERRORS, LONGEST_ERROR = 5, 500  # how many of a method's errors are printed, and characters of each
+NUM_ERRORS, LONGEST_ERROR = 5, 500  # most errors of a method to print, and most characters of each
 
 
 def run_stages(stages: Sequence[Stage], args: Arguments) -> int:
-    """Make the outputs that are not finished, and return the exit code. With --dry_run, only count what they lack.
+    """Make the outputs that are not finished, and return the exit code. With --dry_run, only count missing completions.
 
     A record that a server failed to answer has no piece. If a server stops answering, all stages that use it end early.
 
-    With --requests_to, requests to APIs are written to that file.
+    With --requests_to, requests to APIs are written to that file instead of being sent.
 
     Raises:
-        UserError: an output cannot be written, a server has never answered, or the store lacks a completion that was
-            paid for before or that --cached_only needs. Other exceptions of an engine or the store also end the run.
+        UserError: an output cannot be written, a server has never answered, or the store lacks a completion that an
+            earlier run paid for or that --cached_only needs. Other exceptions of an engine or the store also end the
+            run.
         KeyboardInterrupt: SIGINT or SIGTERM was received. Completions received until then are in the store.
     """
     left = unfinished(stages, args)
@@ -161,7 +158,7 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
-    """Return the stages to run, in order: those in `left`, and finished stages whose pieces these need and lack."""
+    """Return the stages to run, in order: those in `left`, and finished ones whose pieces they need and cannot load."""
     running: list[Stage] = []
     for stage in reversed(stages):
         if stage in left or (not has_pieces(stage) and any(other.after is stage for other in running)):
@@ -180,7 +177,7 @@ def are_complete(stages: Sequence[Stage]) -> bool:
 
 
 def report(tallies: Sequence[Tally]) -> int:
-    """Print what is unusable, raised or missing, and return the exit code."""
+    """Print unusable pieces, errors of methods, and missing pieces, and return the exit code."""
     # A finished file has nothing new to report, and commands that depend on it can run.
     new = [file for tally in tallies for file in tally.made if not file.finished]
     codes = [max(file.report_failed(), int(file.is_kept)) for file in new]
@@ -194,7 +191,7 @@ def report(tallies: Sequence[Tally]) -> int:
 
 
 def report_raised(raised: Mapping[Place, str]) -> int:
-    """Print a method's most common errors, each with ids of questions, and return the exit code."""
+    """Print a method's most common errors, each with the ids of some questions, and return the exit code."""
     if not raised:
         return 0
     again = "fix it and run the command again; finished completions are reused"

@@ -1,4 +1,4 @@
-"""Everything in evaluate_responses.py except calls to the judge: responses, the judge's window, and score files."""
+"""The parts of evaluate_responses.py besides its calls: responses, the judge's window, and score files."""
 
 import sys
 from array import array
@@ -40,21 +40,21 @@ from utils.runs.stage import StageFile, cost_in_words
 SCRIPT = "evaluate_responses.py"
 COUNTS = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")  # of a score file
 JUDGE_LENGTH = 32_000  # most tokens of a local judge's prompt and output together, as in the reference code
-ANY_LENGTH = 2**31  # tokens: no limit here, because the API's server checks the length itself
+ANY_LENGTH = 2**31  # tokens; no limit for an API, whose server checks the length itself
 Describe = Callable[..., str]  # returns a score file's summary line, as `describe_scores` in utils/tables/notes.py
 
 
 class Request(NamedTuple):
-    """A verdict to ask for."""
+    """A request for one verdict."""
 
     record: Record
     outputs: list[str | None]  # the responses that are judged together, one per system
-    key: Key  # of `Metric.keys`, the same for all samples: verdicts on equal texts are equal
+    key: Key  # one of `Metric.keys`; the same for all samples, so that equal texts get the same verdict
 
 
 @dataclass(frozen=True)
 class JudgedDataset:
-    """The questions whose responses are judged. They are read when they are needed: never for a finished score file.
+    """The questions whose responses are judged. The file is read when needed, never for a finished score file.
 
     Attributes:
         strategy: the metric's name.
@@ -71,7 +71,7 @@ class JudgedDataset:
 
     @cached_property
     def records(self) -> list[Record]:
-        """Return all records, with at most --num_contexts posts for a reward model and --shots scored responses."""
+        """Return all records, with at most --num_contexts posts (for a reward model) and --shots scored responses."""
         needs = self.metric.needs
         records = read_questions(self.path, needs, self.args.num_contexts if self.strategy == "reward" else None)
         if "shots" in needs:
@@ -80,13 +80,13 @@ class JudgedDataset:
 
     @cached_property
     def questions(self) -> list[Record]:
-        """Return the questions that the command selects. Prints how many of their aspects lack text for the judge."""
+        """Return the selected questions. Prints how many of their aspects lack a text that the judge sees."""
         args, metric = self.args, self.metric
         questions = select_questions(self.records, args.limit, args.num_shards, args.shard_index, args.ids_addr)
         parts = [part for question in questions for part in metric.parts(question)] if metric.parts else []
         if metric.judge and (incomplete := sum(not all(part) for part in parts)):
-            without = f"{incomplete} of {count_noun(len(parts), metric.unit)} without a text that the judge sees"
-            print(f"note: {self.path}: {without} (such as evidence or reason), judged without it", file=sys.stderr)
+            number = f"{incomplete} of {count_noun(len(parts), metric.unit)}"
+            print(f"note: {self.path}: judged with a text missing, such as evidence: {number}", file=sys.stderr)
         return questions
 
 
@@ -130,13 +130,13 @@ class ScoreFile(StageFile):
         return {question["id"]: question for question in questions}
 
     def places(self, question: Record) -> list[list[tuple[Key, Key]]]:
-        """Return the key of each piece of a question, with its key among `Metric.keys`, in a list per sample."""
+        """Return, in a list per sample, the key of each piece of a question and the verdict's key in `Metric.keys`."""
         keys = self.metric.keys(question)
         count = len(self.responses[0][question["id"]]) if self.args.samples else 1
         return [[((*key, f"sample {number}") if number else key, key) for key in keys] for number in range(count)]
 
     def add(self, key: Key, piece: Piece) -> None:
-        """Add a verdict, and count a question's score once its first response has all verdicts."""
+        """Add a verdict, and the question's score to the running mean once its first response has all verdicts."""
         super().add(key, piece)
         if key[0] in self._scored or self.metric.score_of is None:
             return
@@ -150,7 +150,7 @@ class ScoreFile(StageFile):
             self._sum += score
 
     def so_far(self) -> str:
-        """Return the mean score of the questions that are judged, without macro average, and their number."""
+        """Return the mean score of the questions judged so far (not the macro average), and their number."""
         return f"{self._sum / len(self._scored):.3f} of {len(self._scored)}" if self._scored else ""
 
     def content(self) -> dict[str, Any]:
@@ -173,9 +173,9 @@ class ScoreFile(StageFile):
         return scores
 
     def check_replaced(self, made: dict[str, Any]) -> None:
-        """Refuse to replace the scores of another response file: --score_addr may name them by mistake.
+        """Refuse to replace the scores of another response file, which --score_addr may name by mistake.
 
-        If the response file has the same name and only its content has changed, it is judged again.
+        A response file of the same name whose content has changed is judged again.
         """
         if made["settings"].get("responses") != self.settings["responses"]:
             refuse_other_source(made.get("judged") or ["other responses"], self.figures["judged"])
@@ -199,7 +199,7 @@ class JudgeModel(Model):
         return self.judge.messages(self.prompt, request.record, request.outputs, request.key[1])
 
     def call(self, request: Request) -> Call:
-        """Return the call that asks for a verdict; one that is too long is not sent."""
+        """Return the call that asks for a verdict; without a prompt if it would be too long."""
         key = request.key
         if self.gives_rewards:
             return call_for_reward(self, key, self.judge, self.prompt, request.record, request.outputs[0])
@@ -214,7 +214,7 @@ class JudgeModel(Model):
 
     @cached_property
     def options(self) -> tuple[array, dict[str, array]]:
-        """Token ids: those with which every verdict begins, and, by number, those that continue it."""
+        """The token ids with which all verdicts begin, and by number, the token ids of the rest of the verdict."""
         scale = self.judge.scale
         return split_shared({str(number): self.chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
@@ -225,12 +225,12 @@ class JudgeModel(Model):
 
     @property
     def engine_length(self) -> int:
-        """As in `Model`; by default, as many tokens as fit into the memory, up to the model's limit."""
+        """As in `Model`; -1, the default for a chat model, is the longest window that fits into the memory."""
         return self.window.length if self.gives_rewards or self.flags.max_model_len else -1
 
 
 def choose_judge(args: Arguments, judge: Judge) -> JudgeModel:
-    """Return the judge that `args.evaluator_llm` names; nothing is loaded yet."""
+    """Return the judge of --evaluator_llm, not loaded yet."""
     prompt, flags = load_prompt(judge.prompt, args.prompts_dir), args.replaced(model_addr=args.evaluator_llm)
     modes = {"only_scores": args.verdicts is not None, "gives_rewards": judge.output is None}
     if judge.output is not None:  # an API's server knows its limit itself
@@ -242,7 +242,7 @@ def choose_judge(args: Arguments, judge: Judge) -> JudgeModel:
 
 
 def choose_strategy(args: Arguments, task: Task) -> str:
-    """Return the name of the metric: --strategy's, or the default one. UserError if other flags contradict it."""
+    """Return the name of the metric, from --strategy or the default. UserError if other flags contradict it."""
     strategy = args.strategy
     if args.reading is not None:
         strategy = (strategy or next(iter(task.metrics))).removesuffix(OFFICIAL) + OFFICIAL
@@ -287,7 +287,7 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
 
 
 def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], describe: Describe) -> list[ScoreFile]:
-    """Return the score files of --score_addr; nothing is read yet but hashes."""
+    """Return the score files of --score_addr; this reads only the hashes of their inputs."""
     args, metric, strategy = dataset.args, dataset.metric, dataset.strategy
     shared = settings_of_judge | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(dataset.path)}
     shared |= {"shots": args.shots} if "shots" in metric.needs else {}
@@ -302,7 +302,7 @@ def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], descr
 
 
 def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
-    """Raise UserError if the responses were made with an --asking whose answers the metric does not score."""
+    """Raise UserError if the responses were made with a value of --asking that the metric does not support."""
     settings = noted_settings(path)
     way = settings.get("asking")
     if settings and metric.ways and way not in metric.ways:
@@ -311,10 +311,10 @@ def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
 
 
 def requests_to(files: list[ScoreFile], records: list[Record]) -> Iterator[tuple[ScoreFile, Key, Request]]:
-    """Yield file, key and request of all verdicts.
+    """Yield file, key and request of each verdict.
 
-    Verdicts on one response are adjacent, and so are responses to one question: in the judge's prompt, the aspect comes
-    after the question and the response, so the engine computes the prefix that the prompts share only once.
+    Requests with the same question and response are adjacent. The judge's prompt ends with the aspect, so the engine
+    computes the prefix that adjacent prompts share only once.
     """
     return (
         (file, place, Request(record, answers_to(file.responses, record["id"], sample), key))
@@ -333,5 +333,5 @@ def settings_of_judge(args: Arguments, judge: JudgeModel) -> dict[str, Any]:
     if judge.gives_rewards and judge.is_local:
         settings["dtype"] = judge.flags.dtype
         if judge.folder.pads_with_end:
-            settings["padding"] = "left off"  # earlier rewards were read at the padding, and do not compare
+            settings["padding"] = "left off"  # earlier versions read the reward at the padding; do not mix the two
     return settings

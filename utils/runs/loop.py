@@ -1,4 +1,4 @@
-"""An event loop that a user's method can neither stop nor keep from closing, and that tells a method's tasks apart."""
+"""An event loop that a user's method cannot stop or keep open, and that identifies each task that a method makes."""
 
 import asyncio
 import ctypes
@@ -18,34 +18,35 @@ from weakref import WeakSet
 from utils.base.errors import UserError
 
 EXITED = "the method called sys.exit; return None if there is no answer"
-THREADS = 32  # of a method's functions at a time
+THREADS = 32  # most threads for functions that methods run with asyncio.to_thread
 
 
 class Branch:
-    """A task of a user's method, with the places of its calls and of the tasks that it makes.
+    """The identity of a task of a user's method, and the order of the calls and tasks that it makes.
 
     Attributes:
-        path: what tells the task from others, the same in every run: of each task from the method's to this one, a hash
-            of its function and its texts, numbers, lists and dicts, and its number among tasks of the same parent that
-            have the same hash. The order alone would not do, because asyncio.as_completed makes tasks in any order. A
-            list counts as it was when a task first had it: results may be added in the order in which they arrive.
+        path: identifies the task, and is the same in every run. For each task from the method's own to this one, it has
+            a hash of the task's function and arguments (texts, numbers, lists and dicts), and the task's number among
+            its parent's tasks with the same hash. The order of creation alone does not identify a task, because
+            asyncio.as_completed creates tasks in any order. A list is hashed as it was when a task first received it,
+            because later results may be added to it in the order of their arrival.
         root: the branch of the method's own task.
-        tasks: if this is the root, all tasks that the method has made and that still exist.
+        tasks: only of the root: all tasks that the method has made and that still exist.
     """
 
     def __init__(self, path: tuple[str | int, ...] = (), place: tuple[int, ...] = (), root: "Branch | None" = None):
         self.path, self.root, self._place, self._number = path, root or self, place, 0
         self._same = Counter[str]()
-        self._first: dict[int, tuple[Any, str]] = {}  # by id: a value that can change, and its text at first
+        self._first: dict[int, tuple[Any, str]] = {}  # by id(): a mutable value, and its first text
         self.tasks = WeakSet[asyncio.Task]()
 
     def next_place(self) -> tuple[int, ...]:
-        """Return the place of the next call or task: places sort as a method that waits for each step makes them."""
+        """Return the place of the next call or task; places sort in program order, whenever replies arrive."""
         self._number += 1
         return (*self._place, self._number - 1)
 
     def fixed(self, value: Any) -> str:
-        """Return a text that tells texts, numbers, tuples, lists, sets and dicts apart; else it is the type's name."""
+        """Return a text that identifies texts, numbers, tuples, lists, sets and dicts by content, others by type."""
         if isinstance(value, str | int | float | None):
             return repr(value)
         if type(value) is tuple:
@@ -53,13 +54,13 @@ class Branch:
         if type(value) not in (list, set, dict):
             return type(value).__name__
         if id(value) not in self._first:
-            self._first[id(value)] = (value, type(value).__name__)  # for a value that contains itself
+            self._first[id(value)] = (value, type(value).__name__)  # ends the recursion if the value contains itself
             inner = list(map(self.fixed, value.items() if type(value) is dict else value))
             self._first[id(value)] = (value, f"[{', '.join(sorted(inner) if type(value) is set else inner)}]")
         return self._first[id(value)][1]
 
     def of_task(self, work: Any) -> "Branch":
-        """Return the branch of a task that this one makes, which runs the coroutine `work`."""
+        """Return the branch of a new child task that runs the coroutine `work`."""
         frame = getattr(work, "cr_frame", None)
         given = sorted((name, self.root.fixed(value)) for name, value in (frame.f_locals if frame else {}).items())
         digest = hashlib.sha256(f"{getattr(work, '__qualname__', '')} {given}".encode()).hexdigest()[:16]
@@ -71,9 +72,9 @@ BRANCH: ContextVar[Branch | None] = ContextVar("branch", default=None)  # of the
 
 
 class _Task(asyncio.Task):
-    """A task that a method cannot cancel unless it is the method's own.
+    """A task that a method can cancel only if the method made it.
 
-    `root` is the branch of the method's own task, and None for other tasks.
+    `root` is the branch of the method's own task; None for tasks that no method made.
     """
 
     root: Branch | None = None
@@ -83,8 +84,8 @@ class _Task(asyncio.Task):
             # Ctrl-C, which asyncio.Runner turns into this call, arrives in whatever task is running.
             return Context().run(super().cancel, msg)
         by = BRANCH.get()
-        # Which of several tasks is cancelled first is chance, so a method's parser, which runs in a call, cancels none.
-        # No task is running in a callback, as of asyncio.timeout.
+        # A method's parser, which runs inside a call, may not cancel tasks: calls end in random order, so which task it
+        # cancels first would be random. In a callback, such as that of asyncio.timeout, no task is running.
         running = asyncio.current_task() if by is not None else None
         if by is not None and not (self.root is by.root and (running is None or running.root is by.root)):
             raise RuntimeError("a method can cancel only its own tasks")
@@ -92,14 +93,14 @@ class _Task(asyncio.Task):
 
 
 def begin_branch() -> None:
-    """Begin the branch of a method's own task, which is the running one."""
+    """Make the running task a method's own task, with a new root branch."""
     branch = Branch()
     BRANCH.set(branch)
     asyncio.current_task().root = branch
 
 
 def without_branch(work: Coroutine[Any, Any, Any]) -> asyncio.Task:
-    """Return a new task that is not the method's, although the method makes it: engines begin tasks in a call."""
+    """Return a new task that does not belong to the calling method: engines start tasks inside a method's call."""
     context = copy_context()
     context.run(BRANCH.set, None)
     return _Task(work, loop=asyncio.get_running_loop(), context=context)
@@ -108,10 +109,10 @@ def without_branch(work: Coroutine[Any, Any, Any]) -> asyncio.Task:
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], context: Context | None = None, **more: Any
 ) -> asyncio.Task:
-    """Return a new task (the loop's task factory); if a task of a method makes it, it has a branch of its own.
+    """Return a new task (this is the loop's task factory). A task made by a method's task gets its own branch.
 
-    A call that is a task (asyncio.gather(ask(...), ask(...))) has none: it is numbered as a call of the task that makes
-    it, as if that task awaited it.
+    An `ask` that runs as a task, as in asyncio.gather(ask(...), ask(...)), gets no branch: it is numbered among the
+    calls of the task that made it, as if that task awaited it directly.
     """
     context = copy_context() if context is None else context
     task = _Task(work, loop=loop, context=context, **more)
@@ -134,14 +135,14 @@ class _EventLoop(asyncio.SelectorEventLoop):
         super().stop()
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future:
-        """Run a method's functions in threads that cannot keep the process from ending, also for asyncio.to_thread."""
+        """Run a method's functions (also asyncio.to_thread) in daemon threads, which cannot keep the process alive."""
         if executor is None and BRANCH.get() is not None:
             return asyncio.wrap_future(self._threads.submit(func, *args), loop=self)
         return super().run_in_executor(executor, func, *args)
 
 
 class _Threads(Executor):
-    """Up to THREADS daemon threads. At the end, Python waits for those of a ThreadPoolExecutor."""
+    """Up to THREADS daemon threads; at exit, Python would wait for the threads of a ThreadPoolExecutor."""
 
     def __init__(self) -> None:
         self._work = SimpleQueue[tuple[Future, Callable[[], Any]]]()
@@ -161,14 +162,14 @@ class _Threads(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except BaseException as error:  # whoever awaits the future reads it
+                except BaseException as error:  # raised where the future is awaited
                     future.set_exception(error)
 
 
 class Loop:
-    """An event loop that, unlike asyncio.run, does not wait at its end for tasks that ignore their cancellation.
+    """An event loop that, unlike asyncio.run, closes without waiting for tasks that ignore their cancellation.
 
-    A user's method with a bare `except` can be such a task.
+    A user's method with a bare `except` may ignore it.
     """
 
     def __init__(self) -> None:
@@ -189,7 +190,7 @@ class Loop:
             self._keep_tasks()
 
     def _keep_tasks(self) -> None:
-        """Keep tasks that are left from being destroyed: a coroutine with a bare `except` in a loop would then spin."""
+        """Never destroy the remaining tasks: a coroutine with a bare `except` in a loop would then spin."""
         for task in asyncio.all_tasks(self._runner.get_loop()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
@@ -200,7 +201,7 @@ class Loop:
 
     def close(self) -> None:
         loop = self._runner.get_loop()
-        while self._task is not None and not self._task.done():  # interrupted by a signal; it has engines to close
+        while self._task is not None and not self._task.done():  # a signal came before it closed its engines
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             with suppress(asyncio.CancelledError, SystemExit):

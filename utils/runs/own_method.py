@@ -1,11 +1,11 @@
-"""`baselines.py --method FILE`: a user's own method answers, an async function of one question and an `Ask`.
+"""`baselines.py --method FILE`: a user's own method, an async function of a question and an `Ask`, gives the answers.
 
     async def answer(record, ask):
         summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=record.best(20))
         return await ask("rag", items=[summary] if summary else record.best(10))
 
-`answer` is called for every question. If a call needs an engine that is not open yet, `answer` is called again later;
-the calls that it then repeats are answered from the store."""
+`answer` is called for every question. If a call needs an engine that is not open yet, `answer` is called again later,
+and the calls that it repeats are answered from the store."""
 
 import argparse
 import ast
@@ -51,7 +51,7 @@ OWN_PACKAGES = ("prompts", "retrieval", "utils")
 
 
 class HiddenFieldError(Exception):
-    """A method reads a field that only the scorer may see."""
+    """A method has read a field that only the scorer may see."""
 
 
 class Question(Mapping):
@@ -61,14 +61,14 @@ class Question(Mapping):
     """
 
     def __init__(self, record: Record, task: Task, shown: Sequence[str] = ()):
-        """`shown`: fields for the scorer that this method may see nevertheless (--show_fields)."""
+        """`shown`: fields of the scorer that this method may see anyway (--show_fields)."""
         self._record, self._task, self._hidden = record, task, task.hidden_fields.difference(shown)
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int | None) -> list[str] | History:
-        """Return the texts of the best `number` items, in the order that the benchmark's prompts use.
+        """Return the texts of the best `number` items, in the order of the benchmark's prompts.
 
-        With None, return all messages of a history in order of time, or [] if the profile is a list.
+        With None, return all messages of a history in chronological order, or [] if the profile is a list.
         """
         return self._task.best_items(self._record, number)
 
@@ -78,7 +78,7 @@ class Question(Mapping):
                 f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)}, and what "
                 "--show_fields names"
             )
-        if name not in self._copies:  # a copy, because a method may change it and run again
+        if name not in self._copies:  # a method may change its copy, and must get the original when it runs again
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
@@ -102,12 +102,16 @@ class Method:
         return {str(path.relative_to(folder)): file_hash(path) for path in self.code_files()}
 
     def code_files(self) -> list[Path]:
-        """Return the method's file, the modules below its folder that are loaded, and those that these import."""
+        """Return the method's file, the loaded modules below its folder, and the modules there that these import."""
         file = self.path.resolve()
         files, left = set(), [file]
-        if not ROOT.is_relative_to(file.parent):  # these may be imported in a way that the file's text does not show
+        if not ROOT.is_relative_to(file.parent):  # loaded modules may be imported in ways that the source does not show
             loaded = real_paths(filter(None, map(_path_of, [*sys.modules.values()])))
-            left += [path for path in loaded if path.is_relative_to(file.parent) and not _is_pythons(path, file.parent)]
+            left += [
+                path
+                for path in loaded
+                if path.is_relative_to(file.parent) and not _is_in_installation(path, file.parent)
+            ]
         while left:
             path = left.pop()
             if path not in files:
@@ -116,7 +120,7 @@ class Method:
         return sorted(files)
 
     async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
-        """Return an answer's record; MethodError, which names a line of the method, if the method fails."""
+        """Return an answer's record; MethodError with the line of the method if it fails."""
         begin_branch()
         try:
             value = await self.answer(Question(record, task, shown), ask)
@@ -127,7 +131,7 @@ class Method:
         except (asyncio.CancelledError, KeyboardInterrupt, NotNow):
             raise
         except BaseException as error:  # a method's own error
-            if ask.steps.ended is not None:  # the record's run has ended: nobody reads the error
+            if ask.steps.ended is not None:  # the record's run has ended, so this error is a consequence
                 raise
             while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
                 error = error.exceptions[0]
@@ -137,14 +141,14 @@ class Method:
     def place_of(self, error: BaseException) -> str:
         """Return `FILE, line N` for the innermost line of an error's traceback that is in the method's file.
 
-        If there is none, the innermost line in the file's folder is taken, else the innermost of all.
+        Without such a line, the innermost line in the file's folder, or else the innermost of all.
         """
         file = self.path.resolve()
         frames = traceback.extract_tb(error.__traceback__)
-        is_around_ours = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
+        is_above_root = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
 
         def is_beside(path: Path) -> bool:
-            return path.parent == file.parent if is_around_ours else path.is_relative_to(file.parent)
+            return path.parent == file.parent if is_above_root else path.is_relative_to(file.parent)
 
         in_file = [frame for frame in frames if Path(frame.filename) == file]
         in_file = in_file or [frame for frame in frames if is_beside(Path(frame.filename))] or frames
@@ -152,7 +156,7 @@ class Method:
 
 
 def load_method(path: str) -> Method:
-    """Return the method in the file `path`, or the method of that name in utils/methods.
+    """Return the method in the file `path`, or the included method of that name in utils/methods.
 
     UserError if the file cannot be imported, or has no `async def answer(record, ask)`.
     """
@@ -182,15 +186,15 @@ def load_method(path: str) -> Method:
     return Method(file, answer)
 
 
-def _is_pythons(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the Python installation, which may be below a method's folder."""
+def _is_in_installation(path: Path, folder: Path) -> bool:
+    """Return whether a file belongs to the Python installation, which may be in a method's folder."""
     homes = {Path(home).resolve() for home in (sys.prefix, sys.base_prefix)}
     is_below = any(path.is_relative_to(home) and not folder.is_relative_to(home) for home in homes)
     return is_below or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def real_paths(paths: Iterable[str]) -> Iterator[Path]:
-    """Yield paths with all links resolved; each folder is resolved once, because thousands of modules share few."""
+    """Yield paths with all links resolved; each folder is resolved only once, because many modules share a folder."""
     folders: dict[str, Path] = {}
     for path in paths:
         folder, name = os.path.split(path)
@@ -208,9 +212,9 @@ def _path_of(module: Any) -> str | None:
 
 
 def imported_files(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files of the modules in `folder` or below that a Python file imports, at its top or later.
+    """Yield the files of the modules in `folder` or below that a Python file imports, also inside functions.
 
-    Our own packages are left out. Nothing is yielded if the file is not Python: the method fails when it imports it.
+    This project's own packages are left out. A file that is not valid Python yields nothing; importing it will fail.
     """
     try:
         tree = ast.parse(path.read_bytes(), str(path))
@@ -233,7 +237,7 @@ def imported_files(path: Path, folder: Path) -> Iterator[Path]:
 
 
 def piece_of(value: str | None, steps: Steps, record: Record) -> Piece:
-    """Return an answer's record: its value, fields of the last call with this value, notes, and figures by role."""
+    """Return an answer's record: its value, the fields of the last call with this value, notes, and figures by role."""
     calls, notes = steps.calls, steps.notes
     value = value if value is not None and value.strip() else None
     fields = next(
@@ -242,7 +246,7 @@ def piece_of(value: str | None, steps: Steps, record: Record) -> Piece:
     fields = {name: field for name, field in fields.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
         fields = {"reason": NO_ANSWER, **fields}
-    # Names of notes that are a whole text of the model, cut at its token limit: trainings leave these notes out.
+    # Notes that are a text of the model that was cut at its token limit; training leaves these notes out.
     cut = {call["value"] for _, call in calls if was_cut(call) and isinstance(call["value"], str)}
     cut_notes = [name for name, note in notes.items() if isinstance(note, str) and note in cut]
     fields |= {"cut_notes": cut_notes} if cut_notes else {}
@@ -278,7 +282,7 @@ ROLE_FLAGS = {  # FLAG in --model NAME=MODEL,FLAG=VALUE -> the function that par
 
 
 def stage_of_method(args: Arguments) -> Stage:
-    """Return the stage that answers the questions by --method."""
+    """Return the stage that answers the questions with --method."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: takes only one --inputs_addr and one --output_addr")
@@ -306,12 +310,12 @@ class MethodFile(ResponseFile):
         self._earlier_code = noted_settings(self.path).get("code")  # None if there is no file to replace
 
     def check_replaced(self, made: Mapping[str, Any]) -> None:
-        """Refuse to replace another file's answers. The same code elsewhere is the same method."""
+        """Refuse to replace the answers of another method's file, unless it has the same code."""
         if "method_path" in made and made["settings"].get("code") != self.settings["code"]:
             refuse_other_source([made["method_path"]], [self.figures["method_path"]])
 
     def line(self, content: Any, figures: Mapping[str, Any]) -> str:
-        """Also print a note if the method's code has changed, or if it did not repeat its calls when it ran again."""
+        """Also print a note if the method's code has changed, or if a record's second run made different calls."""
         requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
         earlier, code = self._earlier_code, self.settings["code"]
         if earlier not in (None, code):
@@ -332,7 +336,7 @@ class MethodFile(ResponseFile):
 
 
 def note_unknown_names(args: Arguments, method: Method) -> None:
-    """Print the names in --set and --model that the method's file does not contain, because they may be misspelt."""
+    """Print a note on names in --set and --model that the method's file does not contain; they may be misspelled."""
     text = method.path.read_text(encoding="utf-8", errors="replace")
     in_settings = " ".join(value for _, value in args.set or ())  # a setting may name a model
     for flag, pairs, places in (("--set", args.set, text), ("--model", args.model, f"{text} {in_settings}")):
@@ -342,7 +346,7 @@ def note_unknown_names(args: Arguments, method: Method) -> None:
 
 
 def check_shown(shown: Sequence[str], task: Task) -> None:
-    """Raise UserError if --show_fields names anything but fields that only the scorer sees."""
+    """Raise UserError if --show_fields names a field that is not reserved for the scorer."""
     hidden = task.hidden_fields
     if unknown := [name for name in shown if name not in hidden]:
         raise UserError(
@@ -352,7 +356,7 @@ def check_shown(shown: Sequence[str], task: Task) -> None:
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
-    """Return each role's flags: the generator has the command's own, and each --model overrides some of these."""
+    """Return each role's flags: the command's own for the generator; each --model overrides some of them."""
     flags = {"generator": args.replaced()}
     for role, addr, own_flags in args.model or []:
         if role in flags:

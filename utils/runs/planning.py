@@ -1,4 +1,4 @@
-"""Everything in planpers.py except its method: where plans come from, and the files they are written to."""
+"""The parts of planpers.py besides its method: the source of the plans, and the files that they are written to."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from utils.generation.thinking import template_variables
 from utils.runs.answers import Dataset, Method, QuestionFile, ResponseFile
 from utils.runs.stage import Stage
 
-# With --dry_run, the aspects of every plan that does not exist yet; real plans have about as many words.
+# With --dry_run, the aspects of every plan that does not exist yet; they have about the length of a real plan.
 STAND_IN = ["An aspect of the answer that is not planned yet"] * 5
 
 
@@ -107,7 +107,7 @@ class PlansFile(QuestionFile):
     stand_in_note = "with made-up plans of five aspects in place of those that do not exist yet"
 
     def __init__(self, dataset: Dataset, settings: dict[str, Any], given: Pieces, lead_in: str | None):
-        """`given`: plans that need not be made."""
+        """`given`: plans that already exist, by key."""
         super().__init__(
             dataset, f"{dataset.output_addr}.plans.json", settings, dataset.questions if given else None, given
         )
@@ -138,7 +138,7 @@ def stages_of_plans(
     planner: Model | None,
     lead_in: str | None,
 ) -> list[Stage]:
-    """Return a stage per dataset, which writes <output>.plans.json; it makes only plans neither given nor finished."""
+    """Return a stage per dataset that makes the missing plans and writes <output>.plans.json."""
     stages = []
     addrs, plans_by_dataset = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
     for dataset, plans_addr, given in zip(datasets, addrs, plans_by_dataset, strict=True):
@@ -149,7 +149,7 @@ def stages_of_plans(
 
 
 def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
-    """Return the stage that answers a dataset's questions with the plans that the stage `plans` makes."""
+    """Return the stage that answers a dataset's questions with the plans of the stage `plans`."""
     settings = dict(plans.files[0].settings)
     if learnt := model.saw_in_training:
         saw = settings.get("saw") or {"when": "training", "fields": []}
@@ -163,7 +163,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 def settings_of_plans(
     args: Arguments, dataset: Dataset, plans_addr: str | None, planner: Model | None
 ) -> dict[str, Any]:
-    """Return a dataset's settings: its hash, the given plans' hash, and the scorer's fields from which plans come."""
+    """Return a dataset's settings: its hash, the given plans' hash, and the scorer's fields that plans depend on."""
     settings = {"inputs": file_hash(dataset.path), "given_plans": None}
     if plans_addr:
         settings["given_plans"] = file_hash(plans_addr)
@@ -182,7 +182,7 @@ def settings_of_plans(
 
 
 class Planner(Model):
-    """A model that writes plans. A local planner's chat template gets the variables that its training used."""
+    """A model that writes plans. A local planner uses the chat template variables of its training."""
 
     def _open_chat(self) -> Chat:
         if not self.is_local:
@@ -200,11 +200,11 @@ class Planner(Model):
 
 
 def choose_planner(args: Arguments) -> Planner:
-    """Return the planner. It has the generator's sampling flags, but runs locally or behind an API independently."""
+    """Return the planner. It shares the generator's sampling flags; each of the two may be local or behind an API."""
     openai = bool(args.planner_base_url)
     flags_of_planner = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
     flags_of_planner |= {name: getattr(args, f"planner_{name}") for name in ("price_in", "price_out", "price_cached")}
-    # The values of these flags are meant for the generator only, and so is --seed none.
+    # These flags are for the generator only, and so is --seed none.
     flags_of_planner |= dict.fromkeys(("model_id", "reasoning_parser", "extra_body"))
     flags_of_planner |= {} if openai else {"seed": args.seed or 0}
     flags = args.replaced(model_addr=args.planner_model, max_tokens=args.max_tokens_plan, **flags_of_planner)
@@ -216,8 +216,8 @@ def find_lead_in(
 ) -> str | None:
     """Return the lead-in of plans; None if they have no lead-in.
 
-    It comes from the manifest of the planner or of the plans files; without one, from --planner_target. UserError
-    if plans files have different lead-ins, the flag contradicts a manifest, or the prompt lacks the flag's lead-in.
+    It is read from the manifest of the planner or of the plans files; without a manifest, --planner_target decides.
+    UserError if plans files have different lead-ins, the flag contradicts a manifest, or the prompt has no lead-in.
     """
     lead_ins = {}
     for source in [planner_model] if planner_model else plans_addrs:

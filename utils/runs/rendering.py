@@ -1,4 +1,4 @@
-"""Make a `Call` of what a method asks: check it, choose prompt and parser, and fit the prompt into the window."""
+"""Make a `Call` from a method's arguments: check them, choose prompt and parser, and fit the prompt into the window."""
 
 import functools
 import inspect
@@ -26,7 +26,7 @@ TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temper
 
 
 class Prompts:
-    """The prompts of a run: the benchmark's, by name, and a method's own, by text. Each prompt is read only once."""
+    """The prompts of a run: the benchmark's by name, and a method's own by text. Each prompt is read only once."""
 
     def __init__(self, task: Task, prompts_dir: str | None):
         to_choose = task.options.prompts.values() if task.options else ()
@@ -53,8 +53,8 @@ class Prompts:
 def call_for_reward(model: Model, key: Key, judge: Judge, prompt: Prompt, record: Record, response: str) -> Call:
     """Return a call for a reward model's number for a dialogue that ends with the response.
 
-    The profile's last posts are left out until the dialogue fits; `num_contexts_used` is the number that is left.
-    The value is None if the dialogue does not even fit without posts.
+    The profile's last posts are left out until the dialogue fits; `num_contexts_used` counts the posts that are kept.
+    The call has no prompt if the dialogue does not fit even without posts.
     """
     if not model.is_local:
         _note_padding(model.addr)
@@ -71,23 +71,23 @@ def call_for_reward(model: Model, key: Key, judge: Judge, prompt: Prompt, record
 
 @functools.cache
 def _note_padding(addr: str) -> None:
-    what = "if its padding token ends a dialogue, the server's rewards are not those of transformers"
-    print(f"note: {addr}: {what}, as they are of a local model (docs/evaluation.md)", file=sys.stderr)
+    what = "if its padding token ends a dialogue, the server's rewards differ from those of a local model"
+    print(f"note: {addr}: {what}, which are those of transformers (docs/evaluation.md)", file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a method asks.
+    """The arguments of a call.
 
     Attributes:
-        prompt: the benchmark's name for a prompt, or a prompt's text.
-        items: texts for {profile}, or turns before the prompt.
+        prompt: the name of one of the benchmark's prompts, or a prompt's text.
+        items: texts for {profile}, or the turns of a history, which come before the prompt.
         values: texts for the other placeholders.
         parse: a parser to use instead of the benchmark's parser of answers.
-        overrides: max_tokens and temperature, which override the flags, and stop.
+        overrides: max_tokens and temperature, which override the flags, and `stop`.
         schema: a schema for the output, instead of the benchmark's.
-        options: texts by name; instead of generating text, the call chooses the likeliest of these.
-        fields: further fields of the call's record.
+        options: texts by name; the call chooses the likeliest of them instead of generating text.
+        fields: additional fields for the call's record.
     """
 
     prompt: str
@@ -101,7 +101,7 @@ class Asked:
 
 
 def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Prompts) -> Call:
-    """Return the call with this key; ValueError if what the method asks is invalid."""
+    """Return the call with this key; ValueError if the method's arguments are invalid."""
     task, items, overrides, schema, parse = prompts.task, asked.items, dict(asked.overrides), asked.schema, asked.parse
     _check(items, parse, overrides)
     prompt, is_named = prompts[asked.prompt], asked.prompt in prompts
@@ -112,11 +112,11 @@ def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Pro
     if schema is None and is_named and parse is None:
         schema = task.output.schema
     if schema is None:
-        # Nothing is constrained without a schema; but with `never`, each try would raise the temperature.
+        # Without a schema, nothing is constrained; `never` would only raise the temperature on each retry.
         overrides["constrained_decoding"] = "fallback"
     tokens = {option: model.chat.render_option(text) for option, text in (asked.options or {}).items()}
     if tokens:
-        overrides["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
+        overrides["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM always generates one token
     policy = replace(model.policy, schema=schema, **overrides | {"stop": tuple(overrides.get("stop", ()))})
     if is_named and parse is None:
         parse = task.output.parse
@@ -124,7 +124,8 @@ def make_call(asked: Asked, record: Record, key: Key, model: Model, prompts: Pro
     fit = window.fit_trimmed if isinstance(items, Entries) else window.fit
     fitted = fit(prompt, items, task.join, **filled)
     if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
-        begun = fitted.messages[-1]["content"]  # a template opens a thought only before one that ends it
+        # The model continues this message. Templates open a thought before it only if the message ends that thought.
+        begun = fitted.messages[-1]["content"]
         before = (model.chat.prompt_end if model.is_local else "<think>") if CLOSING.search(begun) else ""
         policy = replace(policy, opened=opening_of(before + begun) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **asked.fields)
@@ -164,7 +165,7 @@ def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Seque
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """Return a parser, which takes (text, cut), made from a method's function of the text, if it is not one already.
+    """Return a `Parser` for a method's `parse`: the same object if it is one of this project's parsers.
 
     If `parse` is None, the parser's value is the text itself.
     """
@@ -172,7 +173,7 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
     branch = BRANCH.get()
 
     def read(text: str, cut: bool) -> Parsed:
-        token = BRANCH.set(branch)  # so that a method's parser can no more disturb the run than the method can
+        token = BRANCH.set(branch)  # the parser must obey the same limits as its method
         try:
             value = (writable(text).strip() or None) if parse is None else parse(text)
         except (Exception, SystemExit) as error:

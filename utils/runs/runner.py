@@ -1,8 +1,8 @@
-"""The runner: runs every record of a stage, first from the store alone, then with one engine after another.
+"""The runner: runs every record of a stage, first with stored completions only, then with one engine after another.
 
 If a record needs a new completion from a model whose engine is not open, the record is set aside. Once the engine is
 open, the record runs again from its beginning; by then, the results of all its earlier calls are in the store. A dry
-run ends after the store."""
+run ends after the first pass, without opening an engine."""
 
 import asyncio
 import sys
@@ -35,16 +35,16 @@ from utils.runs.loop import Loop
 from utils.runs.stage import Place, Stage, StageFile, models_of
 from utils.runs.tally import Tally
 
-COUNTED = {  # figures of a role's calls: each is the sum of what the function returns for every call record
+COUNTED = {  # figures of a role's calls; each is the sum of this function over the call records
     "unusable": lambda call: call["value"] is None,
     "unfinished": lambda call: call.get("reason") == UNFINISHED,
     "truncated": lambda call: bool(call.get("truncated")),
     "repaired": lambda call: call.get("parsed") == "repaired",
     "num_contexts_dropped": lambda call: call.get("num_contexts_dropped", 0),
 }
-AT_ONCE = 16  # records that run concurrently without an engine, because a method may wait for other things
+AT_ONCE = 16  # records that run concurrently without an engine; a method may wait for other things than calls
 GRACE = 1  # seconds to wait for the end of tasks that a method has left running
-OUTAGE = 3  # a server counts as gone after this many unanswered records in a row, or as many as run concurrently
+OUTAGE = 3  # unanswered records in a row after which a server counts as gone; if more run concurrently, their number
 Engines = Mapping[str, Engine]  # engines by the roles that they serve
 
 
@@ -61,14 +61,14 @@ def publish(tally: Tally) -> None:
 
 
 def _publish(tally: Tally, file: StageFile, calls: Sequence[tuple[str, Piece]], requested: int) -> None:
-    """`calls`: role and record of each call from which the file's pieces were made."""
+    """Write the file and its manifest. `calls`: role and record of each call from which its pieces were made."""
     models, content, device = tally.stage.models, file.content(), " and ".join(tally.devices) or None
     first = next(iter(models.values()), None)
     made = describe_records(record for _, record in calls)
     made.pop(UNFINISHED_COUNT, None)  # this counts calls, but the manifest has the count of pieces
     by_role = {role: sum_calls(record for name, record in calls if name == role) for role in models}
     figures = {
-        # A figure, as the device is, and not a setting, so that a run may resume on another kind of GPU.
+        # This and the device are figures, not settings, so that a run can resume on another kind of GPU.
         "batch_invariant": None if device is None or not first.is_local else is_batch_invariant(),
         "counts": file.counts(content),
         **(first.figures if first else {}),
@@ -85,7 +85,7 @@ def _publish(tally: Tally, file: StageFile, calls: Sequence[tuple[str, Piece]], 
 
 
 def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
-    """Return figures of several calls: their number, tries, tokens (None if a server reported none), and COUNTED."""
+    """Return figures of several calls: their number, attempts, tokens (None if a server reported none), and COUNTED."""
     calls = list(calls)
     figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
     figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}
@@ -101,7 +101,7 @@ def cost_of(by_role: Mapping[str, Mapping[str, int | None]], models: Mapping[str
 
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
-    """If this run is a shard, print where its completions are and how to write the outputs."""
+    """If this run is a shard, print where its completions are stored and how to write the outputs."""
     if args.num_shards > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(
@@ -111,17 +111,17 @@ def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
 
 @dataclass
 class Servers:
-    """State of the servers in all stages of a run, by role."""
+    """Which servers have answered in a run, by role, over all stages."""
 
     answered: set[str] = field(default_factory=set)  # roles whose server has answered, in this run or an earlier one
-    gone: dict[str, str] = field(default_factory=dict)  # role whose server no longer answers -> the problem
+    gone: dict[str, str] = field(default_factory=dict)  # role whose server no longer answers -> the last error
 
 
 def make_pieces(stages: Sequence[Stage], args: Arguments) -> list[Tally]:
-    """Run all records of these stages, publish the files, and return the tallies; exceptions are as in `run_stages`.
+    """Run all records of these stages, publish the files, and return the tallies; raises what `run_stages` raises.
 
-    With --dry_run, records only run as far as the store has their completions, and nothing is published. With
-    --requests_to, only engines of local models are opened, and the requests to APIs are noted.
+    With --dry_run, records run only as far as stored completions allow, and nothing is published. With --requests_to,
+    only the engines of local models are opened, and the requests to APIs are noted.
     """
     tallies, servers = [Tally(stage) for stage in stages], Servers()
     with ExitStack() as closes:
@@ -142,8 +142,8 @@ def make_pieces(stages: Sequence[Stage], args: Arguments) -> list[Tally]:
 
 
 def _refuse_requests(tally: Tally) -> None:
-    """Raise UserError if a stage may request nothing: with --cached_only, or because its files are finished."""
-    if not tally.left:  # it has not begun
+    """Raise UserError if a stage must not request completions: with --cached_only, or if its files are finished."""
+    if not tally.left:  # the stage has not begun
         return
     stage, completions = tally.stage, tally.stage.models[tally.awaits()].completions
     lacking = f"{completions.store.folder}: lacks completions for {len(tally.left)} of {tally.total} {stage.unit}"
@@ -157,7 +157,7 @@ def _refuse_requests(tally: Tally) -> None:
 
 
 async def _advance(tallies: list[Tally], engines: Engines, servers: Servers, args: Arguments) -> list[Tally]:
-    """Run stages as far as these engines allow, close the engines, and return the tallies that are not finished."""
+    """Run stages as far as these engines allow, close the engines, and return the tallies of unfinished stages."""
     left: list[Tally] = []
     try:
         for tally in tallies:
@@ -174,30 +174,30 @@ async def _advance(tallies: list[Tally], engines: Engines, servers: Servers, arg
     finally:
         for engine in set(engines.values()):
             await engine.close()
-        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # a method has left them running
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # a method left these tasks running
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=GRACE)
 
 
 class Pass:
-    """One walk over the records of a stage that are left, with the engines that are open."""
+    """One pass over the remaining records of a stage, with the engines that are open."""
 
     def __init__(self, tally: Tally, engines: Engines, servers: Servers, args: Arguments):
         self._tally, self._servers, self._args = tally, servers, args
         self._stage = stage = tally.stage
         self._engines = {role: engines[role] for role in stage.models if role in engines and role not in servers.gone}
         self._concurrency = max((engine.concurrency for engine in self._engines.values()), default=AT_ONCE)
-        self._live: dict[Steps, asyncio.Task] = {}  # asyncio refers to tasks weakly
-        # By role: problem of the last record that the server failed to answer, how many it has failed to answer since
-        # its last reply, and how many replies there were then.
+        self._live: dict[Steps, asyncio.Task] = {}  # also keeps the tasks alive: asyncio has only weak references
+        # By role: the error of the last record that the server failed to answer, the number of failed records since the
+        # server's last reply, and the number of replies up to then.
         self._failures: dict[str, tuple[str, int, int]] = {}
         self._error: Exception | None = None  # what ends the run
         self._num_calls = 0
         self._progress: Progress | None = None
 
     async def go(self) -> None:
-        """Run the records that are left as far as the engines allow."""
+        """Run the remaining records as far as the engines allow."""
         tally, stage, args = self._tally, self._stage, self._args
         if tally.left is None:
             tally.begin(args)
@@ -229,10 +229,10 @@ class Pass:
         tally.drop_ended()
 
     def _goes_on(self) -> bool:
-        """Return whether to begin another record, and note each server that no longer answers.
+        """Return whether to begin another record, and note each server that has stopped answering.
 
-        Records that need such a server are missing; those that do not need it continue. A server that has never
-        answered ends the pass.
+        Records that need such a server end without a piece; the others continue. If the server has never answered at
+        all, the pass ends.
         """
         servers = self._servers
         for role, (problem, number, _) in self._failures.items():
@@ -246,7 +246,7 @@ class Pass:
         return self._error is None and not self._waits()
 
     def _waits(self) -> bool:
-        """Return whether no further record can end before an engine is open, which will be opened next."""
+        """Return whether to stop this pass and open the engine of the only model, which a record already needs."""
         models = list(self._stage.models.items())
         if self._args.dry_run or self._args.requests_to or self._engines or len(models) != 1 or not self._tally.needs:
             return False
@@ -262,7 +262,7 @@ class Pass:
             raise UserError(f"{self._failures[never[0]][0]}\n  {again}")
 
     def _count_call(self, role: str) -> None:
-        """Count a call that has its result, from the store or from the role's server, which has answered then."""
+        """Count a call that has its result. A stored result also counts as an answer of the role's server."""
         self._num_calls += 1
         self._servers.answered.add(role)
         if self._stage.many_calls:
@@ -273,16 +273,16 @@ class Pass:
             self._progress.update(number, **counts)
 
     def _fail(self, error: Exception) -> None:
-        """End the run with this error; calls in flight still finish, but no new ones are made."""
+        """End the run with this error; calls in flight still finish, but no new calls are made."""
         self._error = self._error or error
         for other in self._live:
             other.end(error)
 
     async def _run(self, place: Place, record: Any, around: Surroundings) -> None:
-        """Run a record, and note what has become of it, by what its `Steps` have noted."""
+        """Run a record, and note in the tally how it ended."""
         tally = self._tally
         steps, method, abandoned_call = await self._try(place, record, around)
-        if abandoned_call and steps.ended is None:  # its calls are in the store now, so timing no longer matters
+        if abandoned_call and steps.ended is None:  # its calls are stored now, so a timeout no longer decides
             steps, method, abandoned_call = await self._try(place, record, around)
         ended, role = steps.ended, steps.role
         if isinstance(ended, NotStoredError):
@@ -305,7 +305,7 @@ class Pass:
             tally.raised[place] = str(error)
         elif abandoned_call:
             tally.raised[place] = "the method did not wait for a call (a timeout?), so its answer depends on timing"
-        elif method.cancelled() or isinstance(method.exception(), NotNow):  # of another question's task
+        elif method.cancelled() or isinstance(method.exception(), NotNow):  # the method awaited another question's task
             problem = "the method was cancelled: by itself, or with another question's task that it awaited"
             tally.raised[place] = problem
         else:
@@ -314,7 +314,7 @@ class Pass:
             self._show(1, failed=tally.num_unusable, **({"mean score": scores} if scores else {}))
 
     async def _try(self, place: Place, record: Any, around: Surroundings) -> tuple[Steps, asyncio.Task, bool]:
-        """Run a record once; return its steps, its method's task, and whether the method gave up a call."""
+        """Run a record once; return its steps, its method's task, and whether the method abandoned a call."""
         (_, key), tally, after = place, self._tally, self._stage.after
         before = [next((file.pieces[key] for file in after.files if key in file.pieces), None)] if after else []
         steps = Steps(key, around)

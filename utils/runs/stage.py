@@ -1,4 +1,4 @@
-"""A stage: records that go through a method into files. `StageFile` is what the kinds of files have in common."""
+"""A stage: a method makes the pieces of one or more files from records. `StageFile` is the files' base class."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from utils.benchmarks.thoughts import THINK_LONGER, UNFINISHED, UNFINISHED_COUNT
 from utils.generation.calls import describe_cost, describe_counts
 from utils.generation.model import Model
 
-NUM_REASONS = 3  # how many reasons of unusable pieces are printed
+NUM_REASONS = 3  # most reasons for unusable pieces to print
 NO_ANSWER = "the method gave no answer"  # a piece's reason, if a user's own method returned None
 
 
@@ -24,8 +24,8 @@ class StageFile(MadeFile):
     """A file that a stage makes.
 
     Attributes:
-        stand_in: with --dry_run, the piece that is used in place of each piece that does not exist yet.
-        stand_in_note: with --dry_run, the text that is printed if later stages are counted with stand-ins.
+        stand_in: with --dry_run, a made-up piece to use in place of each piece that does not exist yet.
+        stand_in_note: with --dry_run, the text to print if later stages are counted with stand-ins.
         many_calls: whether a method may make several calls for a piece.
     """
 
@@ -38,7 +38,7 @@ class StageFile(MadeFile):
         return {self.unit: sum(piece["value"] is not None for piece in self.pieces.values())}
 
     def so_far(self) -> str:
-        """Return what the progress shows of the pieces that are there, "" for nothing."""
+        """Return a text on the pieces so far for the progress bar; "" for none."""
         return ""
 
     def line(self, content: Any, figures: Mapping[str, Any]) -> str:
@@ -48,21 +48,21 @@ class StageFile(MadeFile):
         return f"{self.path}: {counts}{unfinished}{cost_in_words(figures)}"
 
     def report_failed(self) -> int:
-        """Return the exit code, and print why pieces are unusable if at least half of the requested ones are.
+        """Return 1 if at least half of the requested pieces are unusable, and print the reasons; otherwise return 0.
 
-        The code is 1 in that case, otherwise 0. For beam search it is always 0: a retry would write the same texts.
+        With beam search, also return 0: a retry would generate the same texts.
         """
         pieces, failed = self.pieces, self.failed()
         num_asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < num_asked:
             return 0
-        # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
+        # A retry may generate a usable text, unless the prompt is refused or too long, or an option is chosen.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         problem = f"{self.path}: {len(failed)} of {count_noun(num_asked, self.noun)} unusable"
         print(problem + (self.again() if may_differ else ""), file=sys.stderr)
         print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
         print("  to use other settings, choose another output or add --overwrite", file=sys.stderr)
-        return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again
+        return 0 if "num_beams" in self.settings else 1
 
     def _common_reasons(self, failed: list[Key]) -> list[str]:
         """Return two lines for each of the most common reasons: one with the count and a sample, one with a remedy."""
@@ -82,7 +82,7 @@ class StageFile(MadeFile):
         return lines
 
     def _what_to_try(self, piece: Piece) -> str:
-        """Return a remedy for a failed piece; it depends on how far the model got."""
+        """Return a remedy for a failed piece, which depends on where it failed."""
         if piece.get("reason") == NO_ANSWER:
             return "changing the method: it returned None or an empty text although its calls succeeded"
         if "attempts" not in piece:  # the prompt was too long to be sent
@@ -108,21 +108,21 @@ def cost_in_words(figures: Mapping[str, Any]) -> str:
     return f"; {describe_cost(figures['cost_usd'])}" if "cost_usd" in figures else ""
 
 
-Place = tuple[StageFile, Key]  # of a piece
+Place = tuple[StageFile, Key]  # identifies a piece: its file, and its key there
 
 
 @dataclass(eq=False)
 class Stage:
-    """Records that go through a method into files.
+    """A method, the records that it runs on, and the files of its pieces.
 
     Attributes:
         task: the task whose prompts, values and parser `ask` uses.
-        records: yields file, key and record of each piece; called when the stages before this one have ended.
-        method: an async function of a record and its `Ask` that returns a piece. In a stage `after` another, it also
-            gets that stage's piece of the same key, or None.
-        files: what is made of the pieces.
+        records: yields file, key and record of each piece; called once the stages before this one have ended.
+        method: an async function that returns a piece for a record and its `Ask`. In a stage `after` another, its third
+            argument is the other stage's piece of the same key, or None.
+        files: the files that are made of the pieces.
         models: the models by role, the name that `ask` takes; the first is the default.
-        after: the stage whose pieces this one needs; a record is left out if that stage lacks the piece of its key.
+        after: the stage whose pieces this one needs; records whose piece is missing there are left out.
         search: finds items for `ask.search`.
     """
 
@@ -136,12 +136,12 @@ class Stage:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all files are finished: if the stage runs again, then for their traces or a later stage."""
+        """Whether all files are finished; a finished stage runs again only for missing traces or for a later stage."""
         return all(file.finished for file in self.files)
 
     @property
     def made(self) -> list[StageFile]:
-        """The files whose pieces the stage makes when it runs: those that are not finished, or if all are, all."""
+        """The files whose pieces the stage makes when it runs: the unfinished ones, or all if all are finished."""
         return [file for file in self.files if not file.finished or self.is_finished]
 
     @property
@@ -155,14 +155,14 @@ class Stage:
         return any(file.many_calls for file in self.files)
 
     def requested(self, role: str | None = None) -> int:
-        """Return how many completions this process has requested from a role's model, or without a role, from all."""
+        """Return how many completions this process has requested from a role's model, or from all models."""
         models = self.models.values() if role is None else [self.models[role]]
         return sum(completions.requested for completions in {model.completions for model in models})
 
     def refuse_deleted_store(self, files: Iterable[StageFile], args: Arguments) -> None:
-        """Raise UserError if a file would be made again but completions are gone: they would be paid for again.
+        """Raise UserError if a file must be made again but its store is empty: its completions would be paid for twice.
 
-        A file whose keys are not known yet may prove to be finished, so it is not refused.
+        A file whose keys are not known yet is not refused, because it may turn out to be finished.
         """
         if args.overwrite or args.cached_only:
             return
@@ -173,9 +173,8 @@ class Stage:
                 continue
             calls = made.get("calls")
             for role, model in self.models.items():
-                asked = (
-                    calls is None or calls.get(role, {}).get("prompt_tokens", 0) != 0
-                )  # None: the server reports none
+                # The number of prompt tokens is None if the server does not report it.
+                asked = calls is None or calls.get(role, {}).get("prompt_tokens", 0) != 0
                 if asked and (store := model.completions.store).is_empty:
                     problem = f"no longer exists, but {file.path} must be made again from its completions"
                     remedy = (
@@ -184,14 +183,14 @@ class Stage:
                     raise UserError(f"{store.folder}: {problem}\n  {remedy}")
 
     def close(self) -> None:
-        """Close the stores and the search, which are opened when they are needed."""
+        """Close the stores and the search."""
         for model in self.models.values():
             model.completions.store.close()
         if self.search is not None:
             self.search.close()
 
     def expect(self) -> dict[Place, Any]:
-        """Return the records by place, and tell files that do not know their keys yet which pieces they will have."""
+        """Return the records by place, and set the keys of files that do not know them yet."""
         records = {(file, key): record for file, key, record in self.records()}
         for file in self.files:
             if file.keys is None:
@@ -200,7 +199,7 @@ class Stage:
 
 
 def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    """Return the stages' models by role; ValueError if two models have the same role, which identifies the engine."""
+    """Return the stages' models by role; ValueError if a role has two models, because each role has one engine."""
     models: dict[str, Model] = {}
     for role, model in (pair for stage in stages for pair in stage.models.items()):
         if models.setdefault(role, model).identity != model.identity:

@@ -1,4 +1,4 @@
-"""A tally: what has become of a stage's records so far, over all passes."""
+"""A tally: the state of a stage's records over all passes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,22 +14,22 @@ from utils.runs.ask import Step, Steps
 from utils.runs.stage import Place, Stage, StageFile
 from utils.runs.trace import Trace
 
-# Flags that say how an API is reached.
+# Flags that each line of --requests_to contains, so that the request can be sent and its completion stored later.
 REACHED_BY = ("completions", "base_url", "api_key_addr", "model_id", "seed", "max_retries", "request_timeout",
               "max_concurrency")  # fmt: skip
 
 
 @dataclass
 class Lacking:
-    """Requests to one model that the store has no completions for."""
+    """Requests to one model whose completions the store lacks."""
 
     model: Model
     lengths: list[int] = field(default_factory=list)  # of the prompts, in tokens
-    num_options: int = 0  # texts whose likelihood is asked for
+    num_options: int = 0  # texts whose likelihood is requested
     num_dropped: int = 0  # posts left out for length
-    num_cut: int = 0  # prompts whose last post, or question, was cut
-    most_requests: int = 0  # if every call needs all its retries
-    most_tokens: int = 0  # of all outputs together, without retries
+    num_cut: int = 0  # prompts in which a post or the question was cut
+    most_requests: int = 0  # the number of requests if every call needs all its retries
+    most_tokens: int = 0  # output tokens of all requests together, without retries
 
     def add(self, call: Call) -> None:
         self.lengths.append(self.model.chat.length(call.prompt))
@@ -42,21 +42,21 @@ class Lacking:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and output together that the model's engine needs."""
+        """The window that the model's engine needs: tokens of prompt and output together."""
         window = self.model.window
         if self.model.engine_length == -1:
             return min(window.length, max(self.lengths, default=0) + window.max_tokens)
         return window.length
 
     def cost(self) -> tuple[float, float] | None:
-        """Return the US dollars for the prompts, and the most for prompts and outputs; None if no prices are given."""
+        """Return the cost in US dollars of the prompts, and of prompts and longest outputs; None without prices."""
         if (prices := prices_of(self.model.flags)) is None:
             return None
         prompts = sum(self.lengths) * prices.input / 1e6
         return prompts, prompts + self.most_tokens * prices.output / 1e6
 
     def describe(self, role: str, least: str) -> str:
-        """Return a line on the requests; `least` is "at least " if the model is asked more, by what it answers."""
+        """Return a line on the requests; `least` is "at least " if more may follow, which depend on the answers."""
         number, longest = len(self.lengths), max(self.lengths, default=0)
         text = f"  {role}: {least}{count_noun(number, 'request')}, {least}{sum(self.lengths)} prompt tokens"
         text += f" ({self.model.chat.counter})"
@@ -77,21 +77,21 @@ class Lacking:
 
 
 class Tally:
-    """What has become of a stage's records so far.
+    """The state of a stage's records.
 
     Attributes:
         made: the stage's `made`, once it has begun. A finished file is never written again.
         left: the records that have not ended, by place; None before the stage begins.
-        needs: the role whose engine a record waits for, by place.
-        missing: the problem, by place, of each record that a server failed to answer.
-        raised: line and error, by place, of each record on which a user's method raised an exception.
+        needs: the role whose engine each waiting record needs, by place.
+        missing: the server's error for each record that it failed to answer, by place.
+        raised: the line and the error for each record on which a user's method failed, by place.
         total: the number of all records.
-        calls: role and call record (without texts) of each record's calls, by place; a shared call is listed once.
+        calls: role and record (without texts) of each finished record's calls, by place; a shared call is listed once.
         num_unusable: how many of the new pieces have no value.
         call_hashes: hashes of the calls of each record that has run but not ended, by place.
         asked_otherwise: places of records that did not repeat all their calls when they ran again.
-        requested: how many completions the stage has requested.
-        devices: those of the engines that were used; a dict, to keep their order.
+        requested: the number of completions that the stage has requested.
+        devices: the devices of the engines used; a dict, to keep their order.
         lacking: the requests that the store cannot answer, by role (--dry_run).
         noted: lines for the file of --requests_to, by the keys of the requests.
         lacking_searches: the number of searches that need the encoder (--dry_run).
@@ -112,7 +112,7 @@ class Tally:
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self.noted: dict[str, dict[str, Any]] = {}
         self._traces: dict[StageFile, Trace] = {}
-        self._counted: set[int] = set()  # shared calls that are in `calls` or `lacking`
+        self._counted: set[int] = set()  # shared calls that are already in `calls` or `lacking`
         self._lacking_keys: set[str] = set()  # of requests in `lacking`: equal ones are sent once
 
     def begin(self, args: Arguments) -> None:
@@ -136,7 +136,7 @@ class Tally:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests that are not counted may follow the lacking ones, by what these answer (--dry_run)."""
+        """Whether more requests may follow the counted ones, depending on their answers (--dry_run)."""
         return bool(self.left) and self.stage.many_calls
 
     @property
@@ -168,7 +168,7 @@ class Tally:
             self._traces[file].add(key, steps)
 
     def add_lacking(self, steps: Steps) -> None:
-        """Count what a record lacks, and no other record before it."""
+        """Count the completions that a record lacks, except those already counted for another record."""
         for role, call, lack in steps.missing_calls:
             if call is None:
                 self.lacking_searches += 1
@@ -185,7 +185,7 @@ class Tally:
                 self.noted[lack.key] = line | {**lack._asdict(), "sampling": vars(lack.sampling)}
 
     def _counts(self, shared: int | None) -> bool:
-        """Return whether to count a call: it is not shared, or it has not been counted for another record."""
+        """Return whether to count a call: a shared call is counted only for the first record that makes it."""
         is_counted = shared in self._counted
         self._counted |= {shared} - {None}
         return not is_counted
@@ -199,13 +199,13 @@ class Tally:
             self._traces[file].publish()
 
     def stand_in(self) -> None:
-        """Add pieces in place of those that are left, where a file has one to count later stages with (--dry_run)."""
+        """Add each file's stand-in for its missing pieces, so that later stages can be counted (--dry_run)."""
         for file, key in self.left:
             if file.stand_in:
                 file.add(key, file.stand_in)
 
     def drop_ended(self) -> None:
-        """Leave only the records that have neither a piece nor a problem."""
+        """Remove the records that have a piece or a problem from `left`."""
         self.left = {
             (file, key): record
             for (file, key), record in self.left.items()

@@ -1,11 +1,11 @@
-"""--trace: every call and search behind an output's pieces, in `<output>.trace.jsonl`.
+"""--trace: write every call and search behind an output's pieces to `<output>.trace.jsonl`.
 
 A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
-"sample", "number", "search", "ids"}`, with `"no_shared_words": true` if words are compared and no post has one of the
-query. `sample` is the number of the answer to the question, and `number` the number of the call or search for this
-answer. Answers are in the output's order, and their lines in the order of the method. A call's `temperature` is that of
-its text, null if it was the model's default. A call that records share has `shared`: its text was requested once, and
-each of these records has a line with it.
+"sample", "number", "search", "ids"}`, with `"no_shared_words": true` if the search compares words and no post shares a
+word with the query. `sample` is the number of the answer to the question, and `number` the number of the call or search
+for this answer. Answers are in the output's order, and their lines in the order of the method's calls. `temperature` is
+the one at which the text was generated, or null for the model's default. A call that several records share was
+requested once; each of these records has a line for it, with `"shared": true`.
 """
 
 import json
@@ -28,7 +28,7 @@ SCRIPT = "utils/runs/trace.py"
 FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "temperature", "attempts", "prompt_tokens",
           "completion_tokens", "reasoning_tokens")  # fmt: skip
 
-LONGEST = 1_000  # characters of a text that `read_turns` keeps
+LONGEST = 1_000  # most characters of a text in `read_turns`; longer texts are cut in the middle
 
 TRACE = ".trace.jsonl"  # the end of a trace's file name
 
@@ -40,7 +40,7 @@ def trace_path(output: str) -> Path:
 
 
 def has_trace(output: MadeFile) -> bool:
-    """Return whether the trace of a finished output is there; True for a shard, which has none."""
+    """Return whether a finished output has its trace; always True for a shard, which has none."""
     path = trace_path(output.path)
     return output.is_shard or (path.exists() and settings_of(path).get("trace_of") == file_hash(output.path))
 
@@ -51,7 +51,7 @@ def check_trace(output: MadeFile) -> None:
 
 
 class Trace:
-    """The lines of an output's trace, which are in a temporary file until they are published."""
+    """The lines of an output's trace, kept in a temporary file until `publish`."""
 
     def __init__(self, output: MadeFile):
         self._output, self._places = output, dict[Key, tuple[int, int]]()
@@ -66,7 +66,10 @@ class Trace:
         self._places[key] = start, len(text)
 
     def publish(self) -> None:
-        """Write the trace, and in its manifest, the output's hash; UserError if a finished output has other pieces."""
+        """Write the trace, with the output's hash in its manifest.
+
+        UserError if the method now makes other pieces than the finished output has.
+        """
         path, output = trace_path(self._output.path), self._output
         if output.finished and json.loads(json.dumps(output.content())) != read_json(output.path):
             raise UserError(
@@ -113,9 +116,9 @@ def read_trace(output: str) -> Iterator[Line]:
 
 
 def read_turns(output: str) -> dict[str, str]:
-    """Return, by question id, a text on the calls and searches of its first answer; empty if the output has no trace.
+    """Return, by question id, a text that lists the calls and searches of the first answer; empty without a trace.
 
-    For each call, the text has the last message and the model's text; both are shortened if they are long.
+    For each call, the text has the last message and the model's reply, both shortened.
     """
     turns: dict[str, list[str]] = defaultdict(list)
     for line in read_trace(output) if trace_path(output).exists() else ():
@@ -130,7 +133,7 @@ def describe_step(line: Line) -> str:
         ids += " (in the file's order: no post has a word of the query)" if line.get("no_shared_words") else ""
         return f"{line['number'] + 1}. search: {line['search']}\n   ids: {ids}"
     last = line["messages"][-1] if line["messages"] else {"role": "user", "content": ""}
-    reply = line["value"] if line["text"] is None else line["text"]  # likelihoods choose without a text
+    reply = line["value"] if line["text"] is None else line["text"]  # None: chosen by likelihood
     reply = line.get("reason") if reply is None else _shortened(str(reply))
     return f"{line['number'] + 1}. {line['role']}\n[{last['role']}] {_shortened(last['content'])}\n[reply] {reply}"
 

@@ -1,4 +1,4 @@
-"""Counts of dataset files: questions, sizes of their fields, communities, leaks, and lengths of the right options."""
+"""Counts of dataset files: questions, field sizes, communities, leaks, and how often extreme options are right."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,18 +19,18 @@ EXTREMES = {"Longest option": max, "Shortest option": min}
 
 @dataclass
 class Column:
-    """A file's counts, and what its benchmark's paper prints about it (`Files.paper_files`), if anything."""
+    """A file's counts, and the paper's figures for it (`Files.paper_files`), if there are any."""
 
     task: Task
-    name: str = ""  # the split's name, or the file's if the paper has no such file
+    name: str = ""  # the split's name, or the file's name if the paper does not have this file
     paper: Mapping[str, Any] = field(default_factory=dict)
     num_questions: int = 0
     sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, for the questions that have it
     communities: Counter[str] = field(default_factory=Counter)  # questions by subgroup, or by group without subgroups
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None if unknown
-    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by the text's name
+    leaks: Counter[str] = field(default_factory=Counter)  # profile posts with a hidden text, by the kind of text
     users: set[str] = field(default_factory=set)  # values of `Task.user_field`
-    # Per question with options and the fields that its score needs: its group and user, and for each of `EXTREMES`
+    # For each question with options and the fields that its score needs: group, user, and for each of `EXTREMES`,
     # whether this option is right (None if several options have this length).
     choices: list[dict[str, Any]] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class Column:
 
 
 def read_columns(paths: list[str]) -> list[Column]:
-    """Return each file's counts: first the files that the paper has, in its order, then the others as given."""
+    """Return each file's counts: first the files in the paper, in its order, then the others in the given order."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: appears twice; pass each file once")
     columns = {path: count_file(path) for path in paths}
@@ -62,7 +62,7 @@ def read_columns(paths: list[str]) -> list[Column]:
 
 
 def count_file(path: str) -> Column:
-    """Count a dataset with one record in memory at a time; UserError if a field has the wrong type."""
+    """Count a dataset, one record in memory at a time; UserError if a field has the wrong type."""
     file = DatasetFile(path)
     column = None
     for number, record in enumerate(file.scan()):

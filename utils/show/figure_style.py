@@ -1,4 +1,4 @@
-"""How figures look: fit for a paper of two columns, the same on every account, and readable in grey."""
+"""The style of figures: for two-column papers, the same on every account, and readable in grayscale."""
 
 import io
 import math
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-os.environ["MPLBACKEND"] = "agg"  # instead of a notebook's backend, which may not be installed
+os.environ["MPLBACKEND"] = "agg"  # a notebook may set a backend that is not installed
 FONT = "DejaVu Sans"  # comes with matplotlib
-COLUMN, PAGE = 7.7 / 2.54, 16 / 2.54  # inches: a column and the text of an ACL paper
+COLUMN, PAGE = 7.7 / 2.54, 16 / 2.54  # inches: widths of a column and of the text in an ACL paper
 TEXT, SMALL_TEXT = 8, 7  # points
 STYLE = {
     "font.family": "sans-serif",
-    "font.sans-serif": [FONT, "Verdana"],  # an SVG without the first is shown in the second, which is as wide
+    "font.sans-serif": [FONT, "Verdana"],  # Verdana is as wide, for SVG viewers without the first font
     "font.size": TEXT,
     "axes.titlesize": SMALL_TEXT,
     "xtick.labelsize": SMALL_TEXT,
@@ -29,10 +29,10 @@ STYLE = {
     "legend.fontsize": SMALL_TEXT,
     "figure.labelsize": TEXT,
     "text.parse_math": False,  # show "$" as it is
-    "pdf.fonttype": 42,  # embed TrueType fonts, so that text can be searched and copied, as publishers ask for
+    "pdf.fonttype": 42,  # embed TrueType fonts, which publishers require; text can be searched and copied
     "ps.fonttype": 42,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "figure",  # else each SVG has other ids
+    "svg.hashsalt": "figure",  # the same ids in every SVG
     "hatch.linewidth": 0.6,
     "xtick.major.pad": 2,
     "ytick.major.pad": 2,
@@ -46,12 +46,12 @@ STYLE = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,  # long enough for a dashed line
 }
-KINDS = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and metadata: a date differs in every file
-CHARACTER, LINE = 0.061, 0.11  # inches: a letter of SMALL_TEXT, somewhat wider than the mean, and a line
-DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series; in grey, one is dark and the other pale
-LABEL = 2.35  # inches: the longest line of a legend
-PALEST = 0.8  # of the color map, which ends with a yellow that is hard to see on white
-SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter axis, noise would look like an effect
+KINDS = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # with metadata: no date, for equal bytes
+CHARACTER, LINE = 0.061, 0.11  # inches: width of a letter of SMALL_TEXT (above average), and height of a line
+DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series, which differ in grayscale too
+LABEL = 2.35  # inches: greatest width of a label
+PALEST = 0.8  # end of the part of the color map in use; the rest is hard to see on white
+SMALLEST_SPAN = 0.1  # shortest axis of scores; on a shorter one, noise would look like an effect
 NOT_FROM_0 = "the axis of scores does not start at 0"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")  # one per system, as are HATCHES
 HATCHES = ("", "////", "....", "xxxx", "----", "oo", "\\\\\\\\", "++")
@@ -59,7 +59,7 @@ HATCHES = ("", "////", "....", "xxxx", "----", "oo", "\\\\\\\\", "++")
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Make matplotlib ignore the account's matplotlibrc; a context manager that also works as a decorator."""
+    """Apply `STYLE` and ignore the account's matplotlibrc; a context manager that also works as a decorator."""
     from matplotlib import rc_context, rcdefaults, rcParams
 
     with rc_context():
@@ -69,7 +69,7 @@ def figure_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure, width and height in inches, that needs no display."""
+    """Return an empty figure of this size in inches, which needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -87,14 +87,14 @@ def render_figure(figure: "Figure", kind: str) -> bytes:
 
 
 def shades(number: int) -> list[tuple[float, ...]]:
-    """Return a color for each system, from dark to pale, also in grey and to the color-blind."""
+    """Return a color for each system, from dark to pale, also in grayscale and for color-blind readers."""
     from matplotlib import colormaps
 
     return [colormaps["cividis"](PALEST * place / max(1, number - 1)) for place in range(number)]
 
 
 def drawable(text: str) -> str:
-    """Spell out characters that the figure's font lacks, such as \\u8a9e."""
+    """Replace characters that the figure's font lacks by escapes, such as \\u8a9e."""
     from matplotlib.font_manager import findfont, get_font
 
     glyphs = get_font(findfont(FONT)).get_charmap()
@@ -103,12 +103,12 @@ def drawable(text: str) -> str:
 
 
 def wrapped(text: str, inches: float, lines: int = 3) -> str:
-    """Wrap a text of SMALL_TEXT into at most `lines` lines of about this width."""
+    """Wrap a text of size SMALL_TEXT into at most `lines` lines of about this width."""
     return textwrap.fill(drawable(text), max(4, int(inches / CHARACTER)), max_lines=lines, placeholder="…")
 
 
 def score_limits(points: Sequence[Point], metric: Metric) -> tuple[float, float]:
-    """Return the limits of an axis that holds all means and intervals and spans about `SMALLEST_SPAN` or more."""
+    """Return the limits of an axis that holds all means and intervals; it spans at least about `SMALLEST_SPAN`."""
     values = [point.mean for point in points if point.mean is not None]
     values += [end for point in points for end in point.interval or ()]
     middle = (min(values) + max(values)) / 2

@@ -4,13 +4,13 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// Control characters get a sign.
+// Replaces control characters by visible signs.
 function visible(text) {
   const picture = (control) => String.fromCharCode(0x2400 + control.charCodeAt(0));
   return text.replace(/[\0-\x08\x0b\x0c\x0e-\x1f]/g, picture);
 }
 
-// A text of a model or a user: its direction marks stay in its own box.
+// A text of a model or a user, isolated so that its direction marks do not affect the page.
 function written(text, tag = "div", more = "") {
   return make(tag, { dir: "auto", class: "written " + more }, visible(text));
 }

@@ -1,4 +1,4 @@
-"""Code that the two HTML pages share, the report and the page on which people rate."""
+"""Code shared by the two HTML pages: the report, and the page for human raters."""
 
 import base64
 import hashlib
@@ -12,11 +12,11 @@ from utils.base.errors import UserError, first_five
 from utils.benchmarks.checks import Record
 from utils.benchmarks.task import Task
 
-HELPERS = Path(__file__).with_name("page_helpers.js")  # shows models' and users' texts on every page
+HELPERS = Path(__file__).with_name("page_helpers.js")  # functions that show models' and users' texts on every page
 
 
 def fill_template(template: Path, words: dict[str, str]) -> str:
-    """Return a page without its data; its security policy allows only its own style and script."""
+    """Return the page, still without data. Its security policy allows only its own style and script."""
     page = template.read_text(encoding="utf-8")
     for name, text in {"helpers": HELPERS.read_text(encoding="utf-8").removesuffix("\n"), **words}.items():
         page = page.replace(f"{{{{{name}}}}}", text)
@@ -30,13 +30,13 @@ def source_hash(source: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON in pure ASCII without < > &, so that HTML parsers see no tag or comment in it."""
+    """Return JSON in ASCII without < > &, so that an HTML parser finds no tag or comment in it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def as_text(value: Any) -> str | None:
-    """Return a field's value as a text; other people's files may hold any JSON value there."""
+    """Return a field's value as a text, because files of other origins may have any JSON value there."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
@@ -54,12 +54,12 @@ def rubric_parts(task: Task) -> Callable[[Record], list[Any]] | None:
 
 
 def rubric(task: Task, record: Record) -> list[list[str]]:
-    """Return the parts that verdicts are on, each with its title first; empty if verdicts are on whole answers."""
+    """Return the parts that get verdicts, each with its title first; empty if whole answers get verdicts."""
     parts = rubric_parts(task)
     return parts(record) if parts else []
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
-    """Return, by field, the texts of a question that only the scorer sees, except its aspects and its user."""
+    """Return, by field, the texts of a question that only the scorer sees, except the aspects."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
     return {name: as_text(record.get(name)) for name in needed if name in task.hidden_fields - {*task.gold_plan_needs}}

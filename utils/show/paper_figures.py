@@ -1,4 +1,4 @@
-"""Draw the figures of utils/make_figures.py, except the figure of a training."""
+"""Draw the figures of utils/make_figures.py, except the training figure."""
 
 import math
 from collections import Counter
@@ -41,12 +41,14 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-COLUMN_BARS, LEVEL_BARS, ROW_BARS = 8, 18, 44  # figure 3: most bars in a column, with horizontal numbers, and in a row
+# Figure 3: most bars in a figure of one column, most bars with horizontal numbers, and most bars in a row.
+COLUMN_BARS, LEVEL_BARS, ROW_BARS = 8, 18, 44
 ROW_GROUPS = 6  # figure 3: most groups in a row
-COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
+COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators in the width of a column and of a page
 SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
-COMMUNITY_HEIGHT, COMMUNITY_WIDTH = 0.135, 1.9  # inches: one row of figure 5, and the names beside its panels
-LONG_WORD, COLUMN_LETTERS = 0.85, 24  # figure 3: inches of a long word, and most letters of two neighbors in a column
+COMMUNITY_HEIGHT, COMMUNITY_WIDTH = 0.135, 1.9  # inches: height of a row of figure 5, and width of the names
+# Figure 3: inches of a long word, and most letters of two neighboring names in a figure of one column.
+LONG_WORD, COLUMN_LETTERS = 0.85, 24
 Points = list[tuple[float, float | None]]  # positions on the axis, with their values
 
 
@@ -66,9 +68,9 @@ class Evaluator:
 
 @figure_style()
 def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: Sequence[str]) -> "Figure":
-    """Draw scores by the number of posts, ascending, with a panel for each table column that has any score.
+    """Draw scores by the number of posts, with a panel for each table column that has any score.
 
-    `bars` are lines about the intervals.
+    `points` is in ascending order; `bars` are lines of the caption that describe the intervals.
     """
     groups = [group for group in points[min(points)] if any(of_k[group].mean is not None for of_k in points.values())]
     columns = min(2, len(groups))
@@ -94,7 +96,7 @@ def posts_figure(points: dict[int, dict[str, Point]], metric: Metric, bars: Sequ
 
 
 def spaced(numbers: list[int], columns: int) -> list[int]:
-    """Return the ascending numbers for which there is room on the axis of one of several panels side by side."""
+    """Return those of the ascending numbers that fit as ticks on the axis of a panel, of `columns` side by side."""
     room = 0.07 * columns * (numbers[-1] - numbers[0])
     kept = numbers[:1]
     for number in numbers:
@@ -108,10 +110,10 @@ def spaced(numbers: list[int], columns: int) -> list[int]:
 
 @figure_style()
 def systems_figure(systems: list[System]) -> "Figure":
-    """Draw a bar per system for each table column with any score, and the last system in percent of the first.
+    """Draw a bar per system for each table column with any score, and print the last system in percent of the first.
 
-    The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
-    that rises by 155% would be above 1.
+    The gains of 155% to 208% by gold plans in the paper must be such ratios: if a score of .5240 (Table 2) rose by
+    155%, it would be above 1.
     """
     means = list(map(column_means, systems))
     groups = [group for group in means[0] if any(row[group] is not None for row in means)]
@@ -144,7 +146,7 @@ def systems_figure(systems: list[System]) -> "Figure":
 
 
 def fit_in_column(groups: list[str]) -> bool:
-    """Return whether the names of neighboring groups do not touch below the bars of a column."""
+    """Return whether the names of neighboring groups fit below the bars of a figure of one column."""
     lengths = [max(map(len, wrapped(group, LONG_WORD).split("\n"))) for group in groups]
     return all(one + other <= COLUMN_LETTERS for one, other in pairwise(lengths))
 
@@ -177,7 +179,7 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
     width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
     figure = new_figure(width, 2.3)
     panel = figure.subplots()
-    # Points lie a little left and right of the evaluator's position, so that none hides another.
+    # The two points of an evaluator are shifted a little to the left and right, so that neither hides the other.
     agreement = [(i - 0.04, evaluator.accuracy) for i, evaluator in enumerate(evaluators)]
     score = [(i + 0.04, evaluator.mean_score) for i, evaluator in enumerate(evaluators)]
     limits = [(i - 0.04, evaluator.accuracy_interval) for i, evaluator in enumerate(evaluators)]
@@ -201,7 +203,7 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
 
 
 def draw_series(panel: "Axes", points: Points, evaluators: list[Evaluator], **style: Any) -> "Line2D":
-    """Draw a line through the points that breaks at missing values and where another strategy begins."""
+    """Draw a line through the points, with breaks at missing values and between strategies."""
     line: list[tuple[float, float]] = []
     for i, (place, value) in enumerate(points):
         if i > 0 and evaluators[i].strategy != evaluators[i - 1].strategy:
@@ -223,7 +225,7 @@ def print_values(panel: "Axes", points: Points, form: Callable[[float], str], en
 
 @figure_style()
 def groups_figure(systems: list[System]) -> "Figure":
-    """Draw one row per table column with any score, and in it one mark per system, with its interval."""
+    """Draw a row for each table column with any score, with a mark and an interval per system."""
     points = [points_of(system) for system in systems]
     columns = [name for name in columns_of(systems[0].task) if any(row[name].mean is not None for row in points)]
     row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
@@ -253,7 +255,7 @@ def groups_figure(systems: list[System]) -> "Figure":
 
 
 def group_label(name: str, numbers: list[int]) -> str:
-    """Return a group's name with its number of questions; systems may have been scored on different numbers."""
+    """Return a group's name with its number of questions, which may be a range if systems differ."""
     least, most = min(numbers), max(numbers)
     count = str(most) if least == most else f"{least} to {most}"
     return f"{wrapped(name, PAGE / 2, lines=2)}\n{count} question{'' if most == 1 else 's'}"
@@ -261,7 +263,7 @@ def group_label(name: str, numbers: list[int]) -> str:
 
 @figure_style()
 def communities_figure(columns: Sequence[Column]) -> "Figure":
-    """Draw bars of each community's questions, one panel per split; readable in black and white."""
+    """Draw a bar for each community's number of questions, with one panel per split."""
     counts_by_panel = questions_by_panel(columns)
     groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
     rows: list[str] = []
@@ -298,7 +300,7 @@ def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
 
 
 def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
-    """Return the communities in `total` by group, those with most questions first; the last are without a group."""
+    """Return the communities in `total` by group, the largest first; communities without a group are last."""
     task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
@@ -310,7 +312,7 @@ def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict
 
 
 def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
-    """Draw a bar in each row of `bars`, as long as the row's number, and print the number beside it."""
+    """Draw a bar for each row of `bars`, and print its number beside it."""
     largest = max(bars.values())
     panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
     for row, count in bars.items():

@@ -1,4 +1,4 @@
-"""The HTML page of utils/report.py: each question's texts, the first page, and the template around them."""
+"""The HTML page of utils/report.py: the overview, the texts of each question, and the template around them."""
 
 import json
 import math
@@ -23,11 +23,11 @@ from utils.tables.score_table import label_of, means_table
 from utils.tables.system_scores import Board, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
-UNKNOWN = "unknown"  # the group of questions whose group is not known
-AT_START, AT_END = 2, 3  # messages shown of a history's start and end
-BEFORE, AFTER = 3, 5  # messages shown around the cited place, which is the first of AFTER
-MOST_ITEMS, OF_ITEM = 10, 2  # items shown per system, and messages per item: a session has dozens
-MOST_CHARACTERS = 1_000  # shown of a message
+UNKNOWN = "unknown"  # the group of questions whose group is unknown
+AT_START, AT_END = 2, 3  # messages to show from a history's start and end
+BEFORE, AFTER = 3, 5  # messages to show before the cited place, and from it on
+MOST_ITEMS, OF_ITEM = 10, 2  # most items to show per system, and messages per item (a session has dozens)
+MOST_CHARACTERS = 1_000  # most characters to show of a message
 
 RULE = (
     f"Shown: the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
@@ -35,12 +35,12 @@ RULE = (
     f"{MOST_ITEMS} items. Messages are cut to {MOST_CHARACTERS:,} characters."
 )
 
-Shown = dict[str, Any]  # what goes into the page as JSON
+Shown = dict[str, Any]  # data of the page, written as JSON
 
 
 @dataclass
 class Datasets:
-    """Questions by id, and their profiles by the hash of the dataset file, since each file ranks them differently."""
+    """Questions by id, and their profiles by the dataset file's hash, because files may rank profiles differently."""
 
     task: Task
     questions: dict[str, Record] = field(default_factory=dict)
@@ -49,13 +49,13 @@ class Datasets:
 
 @dataclass
 class Side:
-    """What the report shows of one system; each dict is by question id, unless a comment says otherwise."""
+    """The data of one system; each dict is by question id, unless a comment says otherwise."""
 
     name: str
     scores: list[str] = field(default_factory=list)  # paths
     responses: dict[str, list[Shown]] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file that the system read, if known
-    verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of the score files, by metric
+    verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of score files, by metric and id
     plans: dict[str, list[Shown]] = field(default_factory=dict)
     turns: dict[str, str] = field(default_factory=dict)  # calls and searches in words, if there is a trace
 
@@ -65,7 +65,7 @@ class Side:
 
 
 def has_options(task: Task, record: Record) -> bool:
-    """Return whether the record has options to choose the answer from; `Task.check` checks them."""
+    """Return whether the record has options to choose the answer from; `Task.check` validates them."""
     return task.options is not None and record.keys() >= set(task.options.needs)
 
 
@@ -75,7 +75,7 @@ def is_whole(entry: Entry) -> bool:
 
 
 def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Item] | None:
-    """Return the profile that a question was answered from; None if it is not known or its file was not given."""
+    """Return the profile that a system read for a question; None if unknown, or if its dataset was not given."""
     return datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
 
 
@@ -85,15 +85,15 @@ def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] |
     number, shown = answer.get("num_contexts_used") or 0, answer.get("posts_shown")
     if not (number or shown) or profile is None:
         return None if number or shown else []
-    if isinstance(shown, list):  # in a method's own prompts
+    if isinstance(shown, list):  # the posts in the prompts of a user's method
         return [profile[place] for place in shown if isinstance(place, int) and 0 <= place < len(profile)]
-    items = copy(profile)  # so that what this copy caches of a long history is freed with the copy
+    items = copy(profile)  # a copy, so that its cache of a long history is freed afterwards
     whole = isinstance(items, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(items)
     return [] if whole else items[:number]
 
 
 def history_of(question_id: str, datasets: Datasets) -> Profile | None:
-    """Return the history that a question shares with others (the same in all datasets), or None."""
+    """Return the history that a question shares with others (the same in all datasets); None without one."""
     candidates = (profiles.get(question_id) for profiles in datasets.profiles.values())
     return next((profile for profile in candidates if isinstance(profile, Profile)), None)
 
@@ -121,24 +121,24 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 def describe_answer(
     side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
 ) -> Shown | None:
-    """Return a system's judged answer with plan and verdicts, None without an answer; add its posts to `posts`."""
+    """Return a system's answer with plan and verdicts, and add its posts to `posts`; None without an answer."""
     if question_id not in side.responses:
         return None
     answer, *others = side.responses[question_id]
     shared = history_of(question_id, datasets) is not None
-    used = [] if shared else items_used(side, question_id, datasets)  # a shared history marks used items itself
+    used = [] if shared else items_used(side, question_id, datasets)  # used items are marked in the shared history
     task = datasets.task
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
     scored_entries = [entry for entry in entries if entry is not None]
     whole = any(map(is_whole, scored_entries))
-    # If whole answers are judged: one detail per metric, None for a metric without scores. Otherwise one per aspect.
+    # One detail per metric (None if it has no score) if whole answers are judged; otherwise, one per aspect.
     of_aspects = scored_entries[0]["details"] if scored_entries else []
     details = [entry and entry["details"][0] | {"score": entry["score"]} for entry in entries] if whole else of_aspects
     return {
         "output": answer["output"],
-        # In other cases the raw text repeats the answer; with options, the answer is only a part of the raw text.
+        # Shown only if it adds something: with options, the answer is just a part of the raw text.
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": scored_entries[0]["answered"] if scored_entries else True,
         "level": whole,
@@ -169,14 +169,14 @@ def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
 
 
 def show_history(profile: Profile, share: float | None, items_by_side: Mapping[int, Sequence[Item]]) -> dict[str, Any]:
-    """Return the messages to show, each with its place and the systems that were given it.
+    """Return the messages to show, each with its place and the systems whose prompt had it.
 
-    These are the beginning and the end, the messages around the place that the question is about, and the
-    first messages of the best items that each system was given. Whole histories would take gigabytes.
+    Shown are the beginning and the end, the messages around the place that the question is about, and the first
+    messages of each system's best items. Whole histories would take gigabytes.
 
     Args:
         share: the share of the history's text that comes before the cited place; None if unknown.
-        items_by_side: by system's number, its items, best first; empty if it had the whole history.
+        items_by_side: the items by the system's number, best first; empty if the prompt had the whole history.
     """
     messages = profile.messages
     ends = list(accumulate(len(message["content"]) for message in messages))
@@ -199,7 +199,7 @@ def show_history(profile: Profile, share: float | None, items_by_side: Mapping[i
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return the data of the first page and of the list of questions; a question's texts are stored apart."""
+    """Return the data of the first page and of the list of questions, without the questions' texts."""
     task = boards[0].task if boards else datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
@@ -221,7 +221,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
 
 
 def measure(board: Board) -> Shown:
-    """Describe a metric and its scores."""
+    """Return what the page needs to know about a metric."""
     return {
         "name": "The whole answer" if board.is_alone else board.metric_name,
         "worst": board.metric.worst,
@@ -232,7 +232,7 @@ def measure(board: Board) -> Shown:
 
 
 def score_panels(board: Board) -> list[Shown]:
-    """Return panels of means with 95% intervals: one per group with questions, one for unknown groups, the average."""
+    """Return panels of means with 95% intervals: for each group with questions, unknown groups, and the average."""
     task, systems = board.task, list(map(board.system, board.rows))
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
     groups = {entry["group"] for system in systems for entry in system.questions}
@@ -250,7 +250,7 @@ def score_panels(board: Board) -> list[Shown]:
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
-    """Yield panels like those of `score_panels` for each other division of the task that all score files have."""
+    """Yield `score_panels` for each division of the task whose field all score files have."""
     entries = [entry for system in board.systems for entry in system.entries]
     for name in board.task.divisions:
         if all(isinstance(entry.get(name), str) for entry in entries):
@@ -276,7 +276,7 @@ def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
 
 
 def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Record) -> Shown:
-    """Return a question with each system's score by the first metric (None if it has none), and what failed."""
+    """Return a question with each system's score by the first metric (None if missing), and its failures."""
     place = task.group_of(record)
     entries = [(side.entries(record["id"], boards) or [None])[0] for side in sides]
     return {
@@ -291,7 +291,7 @@ def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Reco
 
 
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
-    """Return any of "no answer" (the system failed) and "unscored" (the judge failed: a verdict is missing)."""
+    """Return a list of "no answer", if the system failed, and "unscored", if a verdict is missing."""
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     failed = [] if (answer["output"] or "").strip() else ["no answer"]
     entries = side.entries(question_id, boards) if side.verdicts else []
@@ -333,7 +333,7 @@ def words(task: Task, boards: list[Board]) -> dict[str, str]:
 
 
 def range_words(task: Task, boards: list[Board]) -> str:
-    """Describe the table's numbers, as text that fits into a quoted string of a script."""
+    """Describe the table's numbers; the text must be valid inside a quoted string of a script."""
     group, groups, _ = task.group_words
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():

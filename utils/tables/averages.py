@@ -1,4 +1,4 @@
-"""The averages of score files over the same questions, as a table computes them, to choose between models."""
+"""Average scores over the same questions, computed as in a table, to choose between models."""
 
 from utils.base.errors import UserError, count_noun
 from utils.benchmarks import tasks
@@ -10,9 +10,9 @@ from utils.tables.system_scores import System
 
 
 def compare_averages(scores: dict[str, Scores]) -> tuple[list[float], str]:
-    """Return each file's score as a table computes it, over the questions that all files have a score on, in words too.
+    """Return each file's average over the questions that have a score in all files, and their number in words.
 
-    The macro average is over the groups that have such questions. UserError if the files are not comparable.
+    The macro average is over the groups with such questions. UserError if the files are not comparable.
     """
     check_same_judge(scores)
     first_addr, first = next(iter(scores.items()))

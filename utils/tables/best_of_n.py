@@ -1,7 +1,7 @@
-"""The curve of best of N: the judge's score of the sample that another scorer scores highest, for growing numbers N.
+"""Best-of-N curves: the judge's score of the best of N samples, as chosen by another scorer, for growing N.
 
-With M samples of a question, the expectation over all subsets of N samples is exact: the sample with the i-th highest
-of M scores, i from 0, is the best of N with probability C(M - 1 - i, N - 1) / C(M, N).
+With M samples of a question, the expectation over all subsets of N samples is exact: the sample ranked i-th by the
+scorer, i from 0, is the best of N with probability C(M - 1 - i, N - 1) / C(M, N).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ RESAMPLES = 9_999
 
 
 class Curve(NamedTuple):
-    """Means over questions for each N, with 95% intervals, and the number of questions that lack usable samples."""
+    """Means over questions for each N, with 95% intervals; `num_fewer` questions have fewer samples than the most."""
 
     numbers: list[int]
     means: list[float]
@@ -26,11 +26,11 @@ class Curve(NamedTuple):
 
 
 def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], number: int) -> float:
-    """Return the expected score of the best of `number` random samples of a question, or of all if there are fewer.
+    """Return the expected score of the best of `number` random samples of a question (all, if there are fewer).
 
     Args:
         judged: the judge's score of each sample.
-        chosen_by: each sample's score by which the best is chosen; None, for a missing answer, is the lowest. Among
+        chosen_by: each sample's score by the scorer that chooses; None, for a missing answer, is the lowest. Among
             equal scores, the first sample is the best.
     """
     keys = [(score is None, -(score or 0)) for score in chosen_by]
@@ -40,7 +40,7 @@ def expected_best(judged: Sequence[float], chosen_by: Sequence[float | None], nu
 
 
 def shares_of_headroom(curve: Curve, best: Curve) -> list[float | None]:
-    """Return (selected - mean) / (best - mean) for each N, None for x / 0; the judge itself chooses in `best`."""
+    """Return (selected - mean) / (best - mean) for each N, or None if best = mean; `best` is the judge's own choice."""
     gains, most = ([of_n - own.means[0] for of_n in own.means] for own in (curve, best))
     return [gain / limit if round(limit, 9) else None for gain, limit in zip(gains, most, strict=True)]
 
@@ -48,14 +48,14 @@ def shares_of_headroom(curve: Curve, best: Curve) -> list[float | None]:
 def make_curve(judged: Scores, samples: SampleScores, chosen_by: SampleScores) -> Curve:
     """Return the curve for N = 1, 2, 4, ... up to the number of samples.
 
-    The best sample has the highest number in `chosen_by`. The mean is over the means of groups, as in a table's macro
+    The best sample has the highest score in `chosen_by`. The mean is over the groups' means, as in a table's macro
     average. Intervals resample the questions of each group. Samples without a verdict of the judge are left out;
     UserError if no sample is left.
 
     Args:
         judged: the judge's score file, for the groups of its questions.
         samples: the judge's scores.
-        chosen_by: the rewards to choose by; None, for a missing answer, is the lowest.
+        chosen_by: the scores to choose by; None, for a missing answer, is the lowest.
     """
     import numpy as np
 

@@ -1,7 +1,4 @@
-"""A table's columns: one for each group of questions, and one for the groups' average or all questions.
-
-A cell holds a mean with its interval, or a comparison of two systems.
-"""
+"""The columns of a table: means, intervals and comparisons by group of questions, and over all groups or questions."""
 
 import math
 from collections import Counter
@@ -26,7 +23,7 @@ T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 @dataclass(frozen=True)
 class Point:
-    """A mean score and its 95% interval (see `interval_words`), None if undefined, and the number of questions."""
+    """A mean score, its 95% interval (see `interval_words`), each None if undefined, and the number of questions."""
 
     mean: float | None
     interval: tuple[float, float] | None
@@ -34,16 +31,16 @@ class Point:
 
 
 def columns_of(task: Task) -> list[str]:
-    """Return the columns' names: the groups and, if there are several, the average, all questions, or both."""
+    """Return the columns' names: the groups, and if there are several, the macro average, all questions, or both."""
     return list(strata_of(task, []))
 
 
 def strata_of(
     task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
 ) -> dict[str, list[list[Any]]]:
-    """Return each column's questions in strata: one for a group or for all questions, one per group for the average.
+    """Return each column's questions in strata: the macro average has a stratum per group, other columns have one.
 
-    Questions of a group that the task does not have are only among all questions.
+    Questions of a group that the task does not have are only in the column of all questions.
     """
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
     elsewhere: list[Any] = []
@@ -60,7 +57,7 @@ def strata_of(
 
 
 def join_columns(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of all parts; UserError if a name is in two, as a category of the user's own may cause."""
+    """Return the columns of all parts; UserError if two have the same name, such as a category of the user's own."""
     columns: dict[str, Any] = {}
     for part in parts:
         if taken := [name for name in part if name in columns]:
@@ -90,7 +87,7 @@ def mean_score(metric: Metric, strata: Strata) -> float | None:
 
 
 def values_of(metric: Metric, strata: Strata) -> Strata:
-    """Return the values that the score is computed from, by stratum."""
+    """Return, by stratum, the values that the score is computed from."""
     value = metric.pooled.value if metric.pooled else itemgetter("score")
     return [list(map(value, stratum)) for stratum in strata]
 
@@ -100,7 +97,7 @@ def points_of(system: System) -> dict[str, Point]:
 
 
 def point_of(system: System, strata: Strata) -> Point:
-    """Compute a column's score and interval; only a single share gets `share_interval`, not an average of shares."""
+    """Compute a column's score and interval, by `share_interval` if the score is a single share."""
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
@@ -136,25 +133,25 @@ class Length:
 
 @dataclass
 class Comparison:
-    """A system against a baseline in one column, over the questions scored for both; undefined figures are None."""
+    """A system and a baseline in one column, over the questions scored for both; undefined figures are None."""
 
     system: str
     baseline: str
     board: Board
     column: str
-    # Numbers of questions scored for both, for the system alone, for the baseline alone, and for neither.
+    # The numbers of questions scored for both, only for the system, only for the baseline, and for neither.
     pairing: tuple[int, int, int, int]
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
-    p_values: dict[str, float | None]  # by test (T_TEST, PERMUTATION), corrected ones by its `holm_name`
+    p_values: dict[str, float | None]  # by test (T_TEST, PERMUTATION); corrected p-values by the test's `holm_name`
     test: str = T_TEST  # the test that decides daggers
-    interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
-    effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
-    flips: int | None = None  # sign flips in PERMUTATION, if all were tried
-    length: "Length | None" = None  # also None if not asked for
+    interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not requested
+    effect_size: float | None = None  # Cohen's d_z; also None if not requested, or for an average
+    flips: int | None = None  # the number of sign flips in PERMUTATION if all were tried
+    length: "Length | None" = None  # also None if not requested
 
     def shown_p(self, test: str) -> float | None:
-        """Return the corrected p-value of the test, or the uncorrected p-value if none was corrected."""
+        """Return the test's corrected p-value, or the uncorrected one if there is no correction."""
         return self.p_values.get(holm_name(test), self.p_values[test])
 
     @property
@@ -175,10 +172,10 @@ class Comparison:
 def compare(
     boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool, lengths: bool = False
 ) -> list[Comparison]:
-    """Compare all other systems with all baselines, per column, where both have scores of the same task and metric.
+    """Compare each system with each baseline in every column of the boards where both have scores.
 
-    With `lengths`, also at equal length. Controls are compared only as baselines, so they do not count in Holm's
-    correction.
+    With `lengths`, also compare at equal length. Controls are compared only as baselines, so they do not count in
+    Holm's correction.
     """
     comparisons = []
     for board in boards:
@@ -195,10 +192,10 @@ def compare(
 def compare_methods(
     boards: Iterable[Board], methods: Mapping[str, list[str]], baselines: list[str], intervals: bool, correct: bool
 ) -> list[Comparison]:
-    """Compare methods over their seeds: a question's score is the mean over a method's rows, None if a row has none.
+    """Compare methods over their seeds: a question's score is its mean over the method's rows, None if a row has none.
 
-    A method with a row in `baselines` is a baseline; other baselines are single rows. Boards whose score is not a mean
-    over questions are not compared.
+    A method with a row in `baselines` is a baseline; baselines that belong to no method are single rows. Boards whose
+    score is not a mean over questions are skipped.
     """
     whole = [name for name, rows in methods.items() if {*rows} & {*baselines}]
     single = [row for row in baselines if row not in chain(*methods.values())]
@@ -243,7 +240,7 @@ def compare_systems(
 
 
 def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> dict[str, Any]:
-    """Compute a `Comparison`'s figures from pairs of questions; only means have a t-test and an effect size."""
+    """Compute a `Comparison`'s figures from pairs of entries; only means have a t-test and an effect size."""
     clusters = [[cluster_of(first) for first, _ in stratum] for stratum in strata] if by_user else None
     if metric.pooled is None:
         of, test = None, T_TEST
@@ -265,7 +262,7 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
 
 
 def compare_lengths(strata: Sequence[Sequence[Any]], by_user: bool) -> Length | None:
-    """Compare pairs of questions at equal length; None if a stratum has no pair with words on both sides."""
+    """Compare pairs of entries at equal length; None if a stratum has no pair with the words of both answers."""
     strata = [[pair for pair in stratum if all(entry.get("words") for entry in pair)] for stratum in strata]
     if not all(strata):
         return None
@@ -280,8 +277,8 @@ def compare_lengths(strata: Sequence[Sequence[Any]], by_user: bool) -> Length | 
 def correct_all(comparisons: list[Comparison]) -> None:
     """Add Holm-corrected p-values for each test.
 
-    The family is the comparisons that can have a dagger; the others have no corrected p-value. A comparison without
-    that test enters the family with the p-value that decides its dagger.
+    The family has all comparisons that can have a dagger; the others get no corrected p-value. A comparison that lacks
+    the test is in the family with the p-value that decides its dagger.
     """
     family = [comparison for comparison in comparisons if not comparison.is_excluded]
     for test in (T_TEST, PERMUTATION):

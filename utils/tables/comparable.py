@@ -1,4 +1,4 @@
-"""Check that score files are comparable: same judge, same questions."""
+"""Check that score files are comparable: judged in the same way, on the same questions."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from utils.benchmarks import tasks
 from utils.data.scores import Entry, Scores, strategy_in_words
 from utils.tables.formats import few
 
-# The settings of a score file that change verdicts.
+# The settings of a score file that influence the verdicts.
 JUDGE_SETTINGS = (
     "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype", "shots",
@@ -18,7 +18,7 @@ JUDGE_SETTINGS = (
 
 
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
-    """Raise UserError if score files, by path, are of different benchmarks; with `alike` "task", of different tasks."""
+    """Raise UserError if score files, by path, are of different benchmarks (with `alike` "task": different tasks)."""
     path_of: dict[str, str] = {}
     for path, content in scores.items():
         benchmark = tasks()[content["task"]].benchmark if alike == "benchmark" else None
@@ -32,9 +32,9 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 
 
 def check_same_judge(files: dict[str, Scores]) -> None:
-    """Raise UserError if the files or their manifests say that the verdicts were obtained in different ways."""
+    """Raise UserError if the files or their manifests show that the responses were judged in different ways."""
     judged = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    first = max(judged, key=lambda path: len(judged[path]))  # one whose judge is known, if there is any
+    first = max(judged, key=lambda path: len(judged[path]))  # a file whose judge is known, if any
     for path, settings in judged.items():
         differing = [name for name in differing_names(judged[first], settings) if name in settings]
         if differing:
@@ -48,11 +48,11 @@ def check_same_judge(files: dict[str, Scores]) -> None:
 
 
 def _judge_settings(path: str) -> dict[str, Any]:
-    """Return the settings of a file's judge, None for a parameter that its server refused; empty if unknown."""
+    """Return a file's `JUDGE_SETTINGS`, None for a parameter that the server refused; empty without a manifest."""
     if (manifest := manifest_of(path)) is None:
         return {}
     settings = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if the requested model gave all verdicts
+    settings["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if only the requested model answered
     for name, (num_without, num_verdicts) in (manifest.get("refused_parameters") or {}).items():
         name = "constrained_decoding" if name == "response_format" else name
         if name in JUDGE_SETTINGS and name not in LIMITS:
@@ -62,10 +62,10 @@ def _judge_settings(path: str) -> dict[str, Any]:
 
 
 def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:
-    """Raise UserError if judges saw different questions under the same id, as from two datasets.
+    """Raise UserError if files have different questions with the same id, such as from two datasets.
 
     Args:
-        questions: entries of score files, each with the paths of the files that it may be from.
+        questions: entries of score files, each with the paths of its system's files.
     """
     seen: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, conflict = [], None

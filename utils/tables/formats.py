@@ -1,4 +1,4 @@
-"""Tables as text: Markdown, LaTeX (booktabs), CSV. Pure."""
+"""Tables as Markdown, LaTeX (booktabs) or CSV. Pure."""
 
 import csv
 import io
@@ -11,9 +11,9 @@ from itertools import groupby
 from utils.base.errors import printable
 from utils.benchmarks.readers import one_line
 
-# Scores of the same questions are correlated, which two systems' intervals do not show.
+# Scores on the same questions are correlated, which the intervals of two systems do not show.
 NOT_COMPARED = "Whether two intervals over the same questions overlap says nothing about their difference."
-LONGEST_NAME, LONGEST_LINE = 28, 75  # in characters on a LaTeX page: a row's name, and a line above rows
+LONGEST_NAME, LONGEST_LINE = 28, 75  # most characters on a LaTeX page: of a row's name, and of a line above rows
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: list[str]
-    num_names: int = 1  # how many of the first columns hold names, aligned left; the others hold numbers
+    num_names: int = 1  # the first columns that have names and are aligned left; the others have numbers
     short: Mapping[str, str] = field(default_factory=dict)  # short names for narrow pages, explained in a note
     beside: Sequence[str] = ()  # descriptions of the figures in `Cell.beside`
     above: Sequence[str] = ()  # headings above the columns' names; neighbours may share one
 
     def heads(self) -> list[str]:
-        """Return each column's name, after the heading above it, in one line."""
+        """Return each column's heading in one line: the heading above it, then its name."""
         above = self.above or [""] * len(self.columns)
         return [", ".join(filter(None, names)) for names in zip(above, self.columns, strict=True)]
 
@@ -65,7 +65,7 @@ def _markdown_cell(cell: Cell) -> str:
     return (f"**{text}**" if cell.bold else text) + cell.after + beside
 
 
-# Characters of markup, HTML and links, except where Markdown leaves them alone: a_name, <0.0001, [0.1, 0.2].
+# Characters of markup, HTML and links, except where they have no meaning in Markdown: a_name, <0.0001, [0.1, 0.2].
 _MARKUP = re.compile(r"[|`*~]|\\(?=[!-/:-@\[-`{-~]|$)|<(?=[A-Za-z/!?])|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
 
 
@@ -75,12 +75,12 @@ def markdown_text(text: str) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """Return the tables in LaTeX, made narrow for a page, for a document that loads booktabs."""
+    """Return the tables in LaTeX, narrow enough for a page; the document must load booktabs."""
     return r"% \usepackage{booktabs}" + "\n" + "\n\\bigskip\n\n".join(map(_latex_table, tables))
 
 
 def _latex_table(table: Table) -> str:
-    """Return a table in LaTeX; all but the last of a row's names are put above the rows that share them."""
+    """Return a table in LaTeX; a row's names except the last are printed once, above the rows that share them."""
     shared = table.num_names - 1
     heads = table.columns[shared:]
     lines = [_latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
@@ -134,7 +134,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 _LATEX_TEXT = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # LaTeX's default font has other signs there
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other signs in LaTeX's default font
     | {"†": r"$^{\dag}$", "−": "$-$", "±": r"$\pm$"}
 )
 
@@ -166,7 +166,7 @@ def number(value: float | None, decimals: int = 4) -> str:
 
 
 def signed(value: float | None, decimals: int = 4) -> str:
-    """Return a number with its sign: a minus rather than a hyphen, and a plus if it rounds to 0."""
+    """Return a number with its sign: a minus sign instead of a hyphen, and a plus if it rounds to 0."""
     if value is None:
         return "–"
     text = f"{round(value, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0

@@ -11,17 +11,17 @@ from utils.benchmarks.readers import one_line
 from utils.benchmarks.task import ALL, Task
 from utils.data.scores import Entry, Scores
 
-NO_GROUP = "(no group)"  # of questions whose group is not known
+NO_GROUP = "(no group)"  # the group of questions whose group is unknown
 
 
 def with_own_groups(
     task: Task, files: Mapping[str, Scores], joined: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Task, dict[str, Scores]]:
-    """Return the task and score files, by path, with a new group for each subgroup that the task does not know.
+    """Return the task and the score files, by path, with a new group for each subgroup that the task does not know.
 
-    The task then has its own groups that have questions, and the new groups in the order of the files. Questions
-    without a group are in none of them, and count in the column of all questions alone. UserError if `joined` (see
-    `read_boards`) names a subgroup that no question has.
+    The groups are then those of the task that have questions, followed by the new groups in the order of the files.
+    Questions without a group appear only in the column of all questions. UserError if `joined` (see `read_boards`)
+    names a subgroup that no question has.
     """
     subword = task.group_words[2]
     entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]

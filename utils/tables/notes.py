@@ -36,16 +36,16 @@ from utils.tables.system_scores import (
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Wordings = dict[str, dict[str, dict[str, None]]]  # by prompt or kind of output, the systems of each wording
+Wordings = dict[str, dict[str, dict[str, None]]]  # by prompt (or kind of output), wording, and system
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print notes to stderr, for outputs that have no place for them."""
+    """Print notes to stderr, for output formats without notes."""
     print("".join(f"note: {printable(note)}\n" for note in notes), file=sys.stderr, end="")
 
 
 def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
-    """Return notes on all that readers must know about the systems besides the numbers."""
+    """Return notes on everything that readers must know about the systems besides the numbers."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     for name in boards[0].rows:
         if unscored := [board.title for board in boards if name not in [system.name for system in board.systems]]:
@@ -55,7 +55,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 
 
 def judge_notes(paths: Iterable[str]) -> list[str]:
-    """Return a note on the score files without a valid manifest, whose judge and prompt are unknown, or no note."""
+    """Return a note on the score files without a valid manifest, whose judge is unknown; no note without such files."""
     unknown = [path for path in paths if manifest_of(path) is None]
     note = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
     return [note] if unknown else []
@@ -117,7 +117,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         if count:
             yield f"{count_noun(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
     if raw_json := system.num_raw_json:
-        yield f"{count_noun(raw_json, 'answer')} left as JSON, which is longer than the text inside"
+        yield f"{count_noun(raw_json, 'answer')} left as JSON, which has more words than the text inside"
     if truncated := system.num_truncated:
         yield f"{count_noun(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_without_plan:
@@ -136,14 +136,14 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
     if unfinished := " and ".join(count_noun(count, noun) for noun, count in counts.items() if count):
         yield f"{unfinished} missing, because thoughts were unfinished"
-    if bare := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
-        yield f"{count_plural(bare, WITHOUT_PROFILE)}, made from the question alone"
+    if without_profile := sum(origin.get(WITHOUT_PROFILE, 0) for origin in origins):
+        yield f"{count_plural(without_profile, WITHOUT_PROFILE)}, made from the question alone"
     by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {count_noun(calls, 'call')} to its {role} unusable"
     judges = set().union(*(judges_of(manifest.get("settings", {})) for manifest in manifests))
     if judges & {judge for origin in origins for judge in origin.get("rewarded_by", ())}:
-        yield "trained or chosen by scores of the judge that scores it here, which may overrate it"
+        yield "trained or chosen by scores of the same judge that scores it here, so it may be overrated"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)
@@ -157,7 +157,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
 
 
 def describe_selection(by: dict[str, Any]) -> str:
-    """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
+    """Describe how utils/select_responses.py selected responses; `by` is `selected_by` of their manifest."""
     if "learnt" in by:
         return f"each response is the best of {by['samples']} by a ranker that learned from scores ({by['learnt']})"
     which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
@@ -165,8 +165,8 @@ def describe_selection(by: dict[str, Any]) -> str:
     return f"each response is {which}, which saw {', '.join(by['saw']) or 'no rubric'}{unscored}"
 
 
-# The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are
-# in our own words (prompts/README.md), which matters for comparisons with published scores.
+# The wording of the prompts behind score files, and constrained decoding, according to the manifests. Some prompts have
+# this project's own wording (prompts/README.md), which matters for comparisons with published scores.
 
 
 def wording_note(systems: list[System]) -> str:
@@ -187,7 +187,7 @@ def wording_note(systems: list[System]) -> str:
 
 
 def wording_columns(systems: list[System]) -> dict[str, str]:
-    """Return one row's wordings and constrained decoding as CSV columns, since CSV has no place for notes."""
+    """Return one row's wordings and constrained decoding as CSV columns, because a CSV file has no notes."""
     names = ("Judge prompt", "Answer prompts", "Constrained decoding")
     return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
@@ -214,7 +214,7 @@ def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
 
 @cache
 def wording(name: str, digest: str) -> str:
-    """Return whose wording a prompt with this name and hash has: one of `PUBLISHED`, "our own" or "another"."""
+    """Return the origin of a prompt's wording, by its name and hash: one of `PUBLISHED`, "our own" or "another"."""
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
     if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
@@ -237,7 +237,7 @@ def _listed(table: Wordings) -> str:
 def describe_scores(
     task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], origins: Iterable[dict[str, Any] | None]
 ) -> str:
-    """Return a score file's summary line: the mean score or the wins, and what is left out."""
+    """Return a score file's summary line: the mean score or the wins, with all caveats."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
@@ -305,7 +305,7 @@ def describe_average(task: Task, scores: Scores) -> str:
     """Return the macro average, or the interval of the mean over all questions, in words; empty if undefined."""
     task, files = with_own_groups(task, {"": scores})
     if {MACRO, ALL} & {*task.groups} and len(task.groups) > 1:
-        return ""  # a category with such a name; tables say how to rename it
+        return ""  # a category has the name of a column; tables say how to rename it
     system = System("", task, metric_of(task, scores)[0], files)
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval

@@ -1,4 +1,4 @@
-"""The numbers in the papers' tables, which tables show beside the systems' numbers."""
+"""The scores printed in the papers' tables, to show beside the systems' scores."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Place = tuple[str, str]  # method and column
 
 @dataclass(frozen=True)
 class Paper:
-    """The numbers of one model in one of the paper's tables that have a place in ours."""
+    """A model's scores in one of the paper's tables, limited to the columns that our table has."""
 
     model: str
     title: str
@@ -23,17 +23,17 @@ class Paper:
     daggers: set[Place]
     misprints: dict[Place, str]
     decimals: int  # of a printed score
-    other_model: str  # how the model differs from the systems' models, in words; empty if it does not
-    other_rule: str  # how the paper's table was scored otherwise, in words; empty if it was not
+    other_model: str  # in words, how the model differs from the systems' models; empty if it is the same
+    other_rule: str  # in words, how the paper's scoring rule differs from ours; empty if it is the same
 
     def printed(self, method: str, column: str) -> str:
         dagger = "†" if (method, column) in self.daggers else ""
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
     def rows_beside(self, names: Collection[str], wanted: Collection[str]) -> list[str]:
-        """Return the methods that get rows of their own: the wanted ones without a system of their name.
+        """Return the methods that get their own rows: those in `wanted` that no system has as its name.
 
-        If the model differs, all methods are wanted.
+        If the paper's model is another one, all methods count as wanted.
         """
         return [method for method in self.methods if method not in names and (self.other_model or method in wanted)]
 
@@ -41,17 +41,17 @@ class Paper:
 def read_paper(
     task: Task, metric: str, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
-    """Read a paper's table for a model, to show its numbers beside the systems with the same names.
+    """Read a model's scores from a paper's table, to show them beside the systems of the same names.
 
     Args:
-        metric: the metric's name; the paper's table may not name another one.
+        metric: the metric's name; tables of another metric are ignored.
         shown: our columns' names by the paper's names, for a benchmark of several tasks (see `Task.scored_by`).
     """
     missing = UserError(f"--paper: the paper has no numbers for {task.name}; remove the flag")
     if task.files.paper_results is None:
         raise missing
     data = read_json(task.files.paper_results)
-    # A table of a single task or metric names it.
+    # Only tables of a single task or metric name it.
     wanted = {"task": task.name, "strategy": metric}
     tables = {
         name: entry
@@ -73,7 +73,7 @@ def read_paper(
         )
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
     ours = {*columns_of(task)} if shown is None else {*shown.values()}
-    # If the user's data add a category, the paper's average is not comparable.
+    # If the user's data have another category, the paper's average is not comparable.
     placed = ours - {MACRO} if {*task.groups} - {*columns} else ours
     scores, daggers = {}, set()
     for method, printed in methods.items():

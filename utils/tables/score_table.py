@@ -1,4 +1,4 @@
-"""The table of mean scores, one row per system, and the table of comparisons, with notes on them."""
+"""The tables of mean scores, one row per system, and of comparisons, with their notes and CSV."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from utils.tables.paper_numbers import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.tables.system_scores import Board, cluster_names
 
-PAGE_COLUMNS = 5  # columns of means that fit on a narrow page, beside names and counts
+PAGE_COLUMNS = 5  # columns of means that fit on a narrow page, besides names and counts
 CLUSTERED = (
     "Questions with the same {} depend on each other, so the variance is cluster-robust "
     "(CR2, with the degrees of freedom of Bell & McCaffrey 2002)."
@@ -47,9 +47,9 @@ class Row:
 
 
 def make_rows(boards: list[Board], lengths: bool = False) -> list[Row]:
-    """Return one row per system over all boards; a question counts once, however many metrics scored it.
+    """Return one row per system over all boards; a question that several metrics scored counts once.
 
-    With `lengths`, the counts have the mean words per answer.
+    With `lengths`, the counts include the mean words per answer.
     """
     rows = []
     unscored = f"Unscored {plural(boards[0].metric.unit)}"
@@ -73,12 +73,12 @@ def make_rows(boards: list[Board], lengths: bool = False) -> list[Row]:
 
 
 def label_of(boards: list[Board], name: str) -> str:
-    """Return a row's name as shown: its system's label on the first board where the label says more than the name."""
+    """Return a row's name as shown: the first label of its systems that differs from the name, or the name."""
     return next((label for board in boards if (label := board.system(name).label) != name), name)
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Return the names of the rows with the best rounded mean; none if all comparable rows have the same mean."""
+    """Return the names of the rows with the best rounded mean; empty if all comparable rows have the same mean."""
     means = {row.name: row.means[column] for row in rows if not row.excluded}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
@@ -99,7 +99,7 @@ def means_table(
     lengths: bool = False,
     published: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> Table:
-    """Return the table of means; `published` are scores that the user typed, by the row's name and column."""
+    """Return the table of means; `published` has scores that the user typed: by row name, one text per column."""
     rows, columns = make_rows(boards, lengths), columns_in(boards)
     counts = list(rows[0].counts)
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
@@ -147,7 +147,7 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
 
 @dataclass(frozen=True)
 class SeedsRow:
-    """A method's means over its seeds' rows by column, with sample standard deviations; None if a row has no mean."""
+    """A method's mean and sample standard deviation over its seeds, by column; None if a seed's row has no mean."""
 
     method: str
     num_seeds: int
@@ -156,7 +156,7 @@ class SeedsRow:
 
 
 def rows_over_seeds(boards: list[Board], methods: dict[str, list[str]]) -> Iterator[SeedsRow]:
-    """Yield a row per method; UserError if only some of a method's rows are comparable with other systems."""
+    """Yield a row per method; UserError if a method has both ordinary and excluded rows."""
     by_name = {row.name: row for row in make_rows(boards)}
     for method, names in methods.items():
         rows = [by_name[name] for name in names]
@@ -178,7 +178,7 @@ def seeds_table(
 ) -> Table:
     """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing.
 
-    `comparisons` are those of `compare_methods`; `marked` is whether daggers mark what they found.
+    `comparisons` are those of `compare_methods`; `marked` says that daggers mark significant ones.
     """
     lines = []
     for row in rows_over_seeds(boards, methods):
@@ -212,7 +212,7 @@ def shares_table(boards: list[Board]) -> Table:
 
 
 def share_intervals_note(cluster: str) -> str:
-    """Describe intervals by `share_interval`; `cluster` is as `cluster_names` returns it."""
+    """Describe the intervals of `share_interval`; `cluster` comes from `cluster_names`."""
     if not cluster:
         return "Interval: Wilson's, for each share alone."
     return (
@@ -256,7 +256,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison], rows_are
 
 
 def lengths_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
-    """Return a table with one row per comparison: the difference as it is, and at equal length."""
+    """Return a table with one row per comparison: the observed difference, and the difference at equal length."""
     rows = []
     for comparison in comparisons:
         texts = [*(label_of(boards, name) for name in (comparison.system, comparison.baseline)), comparison.column]
@@ -274,8 +274,9 @@ def lengths_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
     note = (
         "At equal length: the mean difference if both answers had the same number of words, by a regression of the "
         "questions' score differences on the log ratios of the words, with one slope, over the questions that both "
-        f"have a score and an answer for; 95% interval{robust}. Per doubling: the effect of twice as many words. It "
-        "also corrects a system that is better because it says more, and extrapolates where lengths hardly overlap."
+        f"have a score and an answer for; 95% interval{robust}. Per doubling: the effect of twice as many words. "
+        "This also removes an advantage that a system has because it says more, and it extrapolates if lengths hardly "
+        "overlap."
     )
     columns = ["System", "Baseline", "Column", "Words", "Baseline's words", "Difference", "At equal length"]
     columns += ["95% interval", "Per doubling", "Questions"]
@@ -284,7 +285,7 @@ def lengths_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
 
 
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
-    """Yield notes on comparisons with too few questions to be significant, one per least p that their flips allow."""
+    """Yield notes on comparisons with too few questions to be significant, one for each lowest possible p."""
     by_least: dict[float, list[str]] = {}
     for comparison in comparisons:
         if comparison.p_values.get(PERMUTATION) is not None and comparison.flips and 2 / comparison.flips >= ALPHA:
@@ -299,7 +300,7 @@ def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
 
 
 def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
-    """Yield notes on daggers (or on tests, if cells are not `marked`) and on missing tests."""
+    """Yield notes on daggers, or without `marked` on the tests, and on missing tests."""
     if not comparisons:
         return
     tests = [test for test in (T_TEST, PERMUTATION) if test in {comparison.test for comparison in comparisons}]
@@ -318,7 +319,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         daggers = any(has_dagger(comparisons, comparison.system, comparison.column) for comparison in comparisons)
         sign = "†: better" if daggers else "No system is better"
         if len(ordinary) < len(comparisons):
-            sign = "†: better" if daggers else "No system without a mark is better"
+            sign = "†: better" if daggers else "No ordinary system is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     elif not marked:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
@@ -356,7 +357,7 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
     source = f"Source: {paper.title}{daggers}."
     yield f"Beside each mean that is also in the paper: the paper's score and the difference from it. {source}"
     if paper.other_rule:
-        yield f"The paper's numbers are by another rule: {paper.other_rule}"
+        yield f"The paper's scoring rule differs: {paper.other_rule}"
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:
@@ -381,8 +382,8 @@ def csv_rows(
 ) -> list[list[Any]]:
     """Return a header and one row per system, with all figures of the tables and of the notes on the paper.
 
-    Typed rows and the paper's other rows follow, then one row for each method of `seeds`, with the comparisons of
-    `compare_methods`.
+    These are followed by the typed rows, the paper's other rows, and a row for each method of `seeds`, with the
+    comparisons of `compare_methods`.
     """
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards, lengths)]
     for name, typed in published.items():
@@ -424,7 +425,7 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
 
 
 def _csv_length(comparison: Comparison) -> dict[str, float | None]:
-    """Return the figures at equal length, if they were asked for."""
+    """Return the figures at equal length; empty if they were not requested."""
     if (length := comparison.length) is None:
         return {}
     figures: dict[str, float | None] = {"words": length.words[0], "baseline's words": length.words[1]}

@@ -1,18 +1,19 @@
 """Intervals of scores, and paired tests of their differences.
 
-The paper marks with a dagger what differs "using t-test (p < 0.05)" (tables 2 and 3). It does not say whether the test
-was paired, one-sided or corrected. Here it is paired, because both systems answer the same questions, and two-sided.
+The paper marks significant differences with a dagger, "using t-test (p < 0.05)" (tables 2 and 3). It does not say
+whether the test was paired, one-sided or corrected. Here, tests are paired, because both systems answer the same
+questions, and two-sided.
 
 Functions take `strata`, a list of values per stratum: scores, or score differences, first system minus second. A group
 of questions is one stratum; the macro average has a stratum per group and is the unweighted mean of their means. Every
-statistic is None if a stratum is too small. If `clusters` are given, one name per value, only clusters are independent:
-questions of the same cluster (such as a user) depend on each other. A cluster may be in several strata. A percentile
-bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). If the score
-is not a mean, such as macro F1, `of` computes it (see `Pooled.of`), and `strata` hold its inputs.
+statistic is None if a stratum is too small. `clusters` has one name per value: questions of the same cluster, such as a
+user, depend on each other, and only clusters are independent. A cluster may be in several strata. With 20 clusters or
+fewer, the intervals of a percentile bootstrap are too narrow (tests/tables/test_clusters.py). If the score is not a
+mean, such as macro F1, `of` computes it (see `Pooled.of`), and `strata` hold its inputs.
 
-SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question separately;
-here, only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
-exactly negates differences and intervals, and leaves p-values unchanged.
+SciPy's permutation_test and bootstrap compute the same statistics, but draw every question separately. Here, only the
+number of each distinct value is drawn, which takes far less time and memory. Swapping the systems exactly negates
+differences and intervals, and leaves p-values unchanged.
 """
 
 import math
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ALPHA = 0.05  # the paper's level: p < ALPHA is significant
-RESAMPLES = 9_999  # 1 less than a multiple of 40, so both limits of a 95% interval are resampled means
+RESAMPLES = 9_999  # 1 less than a multiple of 40, so that both limits of a 95% interval are resampled means
 PERMUTATIONS = 10_000
 DECIMALS = 12  # makes 0.3 - 0.2 equal 0.4 - 0.3 in floats; real differences are far larger
 BATCH_NUMBERS = 2_000_000  # drawn at a time: 16 MB per array
@@ -48,7 +49,7 @@ def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def mean_of(values: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
-    """Compute means, with the signature of `Pooled.of`."""
+    """Compute the mean in each draw; has the signature of `Pooled.of`."""
     import numpy as np
 
     return counts @ np.array(values, dtype=float) / counts.sum(axis=1)
@@ -78,7 +79,7 @@ def interval(
     strata: Strata, clusters: Clusters | None = None, of: Of | None = None,
     lowest: float = -math.inf, highest: float = math.inf,
 ) -> Interval | None:  # fmt: skip
-    """Compute the 95% interval of `estimate`: a bootstrap over questions, or a clipped t interval with clusters."""
+    """Compute the 95% interval of `estimate`: by a bootstrap over questions, or with clusters a clipped t interval."""
     if clusters is None:
         return bootstrap_interval(strata, of or mean_of)
     if of is not None and min(map(len, strata)) < 2:
@@ -93,8 +94,8 @@ def interval(
 def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Interval | None:
     """Compute the 95% percentile interval (Efron & Tibshirani 1993, chapter 13), drawing questions within strata.
 
-    BCa would be undefined if all resamples agree. In 2,000 simulated comparisons of scores on 30 questions, percentile
-    and BCa intervals covered the true difference in 95% and 94%. On 10 questions both are too narrow (92%, 91%).
+    BCa intervals are undefined if all resamples agree. In 2,000 simulated comparisons on 30 questions, percentile and
+    BCa intervals covered the true difference in 95% and 94% of cases. On 10 questions, both are too narrow (92%, 91%).
     """
     import numpy as np
 
@@ -180,7 +181,7 @@ def at_equal_length(strata: Strata, ratios: Strata, clusters: Clusters | None = 
 def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
     """Compute the 95% interval of a share, a mean of zeros and ones: Wilson's (1927) if questions are independent.
 
-    Halves, such as ties, vary less than zeros and ones with the same mean, so Wilson's interval is then a bit wide.
+    Values of one half, such as ties, vary less than zeros and ones of the same mean, so the interval is slightly wide.
     With clusters it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the smaller of the
     two degrees of freedom in `Robust`, because near 0 and 1 a few clusters make up most of the variance.
     """
@@ -285,8 +286,8 @@ def permutation_test(
 ) -> float | None:
     """Compute the two-sided p-value of the sign-flip test (Fisher 1935; in retrieval: Smucker et al. 2007).
 
-    If the systems were alike, each difference, or a cluster's differences together, could as well have the other sign.
-    p is the share of flips whose mean difference is at least as far from 0 as the observed one. All flips are tried if
+    If the systems were equal, each difference (or all differences of a cluster together) could have either sign. p is
+    the share of sign flips whose mean difference is at least as far from 0 as the observed one. All flips are tried if
     there are at most `permutations`; otherwise p is (hits + 1) / (permutations + 1) of that many random flips, so it is
     never 0 (Phipson & Smyth 2010).
     """
@@ -309,7 +310,7 @@ def permutation_test(
 
 
 def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
-    """Return the numbers to flip: each question's or cluster's contribution to the mean over strata, without zeros."""
+    """Return the numbers whose signs are flipped: each question's or cluster's part of the mean, without zeros."""
     parts = [value / len(stratum) for stratum in strata for value in stratum]
     if clusters is not None:
         by_cluster: dict[str, list[float]] = {}
@@ -320,7 +321,7 @@ def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
 
 
 def all_flips(strata: Strata, clusters: Clusters | None = None, permutations: int = PERMUTATIONS) -> int | None:
-    """Return the number of flips if `permutation_test` tries all, so that p is at least 2 / flips (or 1); else None."""
+    """Return the number of sign flips if `permutation_test` tries all, so that p is at least 2 / flips; else None."""
     number = len(_flipped(strata, clusters))
     return 2**number if 2**number <= permutations else None
 
@@ -328,8 +329,8 @@ def all_flips(strata: Strata, clusters: Clusters | None = None, permutations: in
 def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0) -> float | None:
     """Compute the two-sided p-value of approximate randomization (Noreen 1989, Yeh 2000) for pooled scores.
 
-    If the systems were alike, the two values of a question, or of a cluster's questions in a stratum, could be swapped.
-    p is (hits + 1) / (draws + 1); a hit is a random swap with scores at least as far apart as the observed ones.
+    If the systems were equal, the two values of a question (or of all of a cluster's questions in a stratum) could be
+    swapped. p is (hits + 1) / (draws + 1); a hit is a random swap whose scores differ at least as much as observed.
     """
     import numpy as np
 
@@ -384,7 +385,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def sign_test(first: int, second: int) -> dict[str, Any] | None:
-    """Test whether one of two systems is preferred more often, from the questions without a tie; None if all are ties.
+    """Test whether one of two systems is preferred more often, over questions without a tie; None if all are ties.
 
     Returns:
         share: the share of these questions where the first system is preferred.

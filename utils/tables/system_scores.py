@@ -1,4 +1,4 @@
-"""The systems of a table: their score files are read once."""
+"""The systems of a table, read from their score files."""
 
 import argparse
 from collections.abc import Iterable, Mapping, Set
@@ -23,27 +23,27 @@ from utils.tables.groups import joined_by, named_group, regrouped, with_own_grou
 SELECTED = "selected by score"
 CONTROL = "control"  # in `System.excluded`
 SAMPLE = "sample"  # the unit of a metric whose score is a mean over samples
-MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
+MANY_WITHOUT_PLAN = 0.1  # if a larger share of answers has no plan, the row's label says so
 
 
 class System:
-    """A row's name, and the content, by path, of its score files of one task and metric; there may be no files."""
+    """A row of a table: its name, and its score files of one task and metric by path, or no files."""
 
     def __init__(
         self, name: str, task: Task, metric_name: str, files: dict[str, Scores], among: Set[str] | None = None
     ):
-        """`among` limits the system's columns to the questions with these ids; None: all that it was scored on."""
+        """`among`: the ids of the questions to include; None for all questions that the system was scored on."""
         self.among = among
         self.name, self.task, self.metric_name, self.files = name, task, metric_name, files
         self.metric = task.metrics[metric_name]
         self.entries: list[Entry] = [entry for scores in files.values() for entry in scores["per_question_scores"]]
-        # Entries of no known group are in no column; entries without verdicts have no score, and are not counted.
+        # Entries without a known group are in no column. Entries without details have no score and are not counted.
         placed = [entry for entry in self.entries if entry["group"] is not None]
         self.scored_ids = {entry["id"] for entry in placed if entry["details"]}
         self.questions = [entry for entry in placed if among is None or entry["id"] in among]
         judged = [entry for entry in self.questions if entry["details"]]
         self.asked_ids = {entry["id"] for entry in judged}
-        self.num_unanswered = sum(not entry["answered"] for entry in judged)  # they have the worst score, or no reward
+        self.num_unanswered = sum(not entry["answered"] for entry in judged)  # these have the worst score, or no reward
         answered = (entry for entry in judged if entry["answered"])
         missing = (unscored_parts(self.metric, entry) for entry in answered)
         self.unscored = [count for count in missing if count]  # missing verdicts of each question that lacks any
@@ -61,7 +61,7 @@ class System:
 
     @cached_property
     def excluded(self) -> str:
-        """Why the system gets neither bold nor daggers, in the words of its label; empty for an ordinary system."""
+        """The reason that the system gets neither bold nor daggers, for its label; empty for an ordinary system."""
         return "; ".join(dict.fromkeys(filter(None, (_excluded(path, scores) for path, scores in self.files.items()))))
 
     @property
@@ -74,10 +74,10 @@ class System:
 
 
 def _excluded(path: str, scores: Scores) -> str | None:
-    """Return what the responses of a score file had at test that an ordinary system has not; None for nothing.
+    """Return why a score file is not that of an ordinary system: a control, or information at test time; else None.
 
-    Responses are a bound only if they saw what the scorer sees, or were selected by the metric and judge that scored
-    them. Controls were made by utils/make_controls.py.
+    Responses are an upper or lower bound only if the system saw fields of the scorer, or if they were selected by the
+    same metric and judge that scored them here. utils/make_controls.py makes controls.
     """
     manifest = manifest_of(path) or {"settings": {}}
     origins = [origin or {} for origin in manifest.get("answers") or []]
@@ -96,7 +96,7 @@ def _excluded(path: str, scores: Scores) -> str | None:
 
 
 def when_seen(origin: dict[str, Any]) -> str | None:
-    """Return when a system saw fields of the scorer, "training" or "test"; None if it saw none."""
+    """Return when a system saw fields of the scorer: "training", "test", or None for never."""
     return origin.get("saw", {}).get("when")
 
 
@@ -107,7 +107,7 @@ class Board:
     task: Task
     metric_name: str
     systems: list[System]  # in the order of the table's rows
-    rows: list[str]  # the names of all rows, also of systems without scores here
+    rows: list[str]  # the names of all rows of the table, including systems without scores here
     is_alone: bool = True  # True: columns are named after the task's groups; False: after task and metric
 
     def __post_init__(self):
@@ -118,7 +118,7 @@ class Board:
         return column if self.is_alone else self.title
 
     def system(self, name: str) -> System:
-        """Return the system of this name, without files if it has no scores here."""
+        """Return the system of this name; it has no files if it has no scores here."""
         same_name = [system for system in self.systems if system.name == name]
         return same_name[0] if same_name else System(name, self.task, self.metric_name, {})
 
@@ -127,12 +127,12 @@ class Board:
 
 
 def cluster_of(entry: Entry) -> str:
-    """Return a question's cluster; a question without a known user is its own cluster."""
+    """Return a question's cluster, its user; a question without a known user is its own cluster."""
     return entry.get("cluster", entry["id"])
 
 
 def cluster_names(boards: Iterable[Board]) -> str:
-    """Return the names of the fields that intervals and tests cluster by; empty if all questions are independent."""
+    """Return the fields by which intervals and tests are clustered, in words; empty if questions are independent."""
     return " or ".join(dict.fromkeys(system.cluster for board in boards for system in board.systems if system.cluster))
 
 
@@ -170,7 +170,7 @@ def boards_of(args: argparse.Namespace) -> list[Board]:
 
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
-    """Return each --system's files, from lists `[name, file, ...]`; UserError without files, or for a repeated name."""
+    """Return each --system's files, from lists `[name, file, ...]`; UserError if files are missing or names repeat."""
     rows: dict[str, list[str]] = {}
     for name, *paths in arguments:
         if not paths:
@@ -189,7 +189,7 @@ def read_boards(
     joined: Mapping[str, str] = MappingProxyType({}),
     over_samples: bool = False,
 ) -> list[Board]:
-    """Read the systems of lists `[name, file, ...]`, by task and metric; UserError unless they are comparable.
+    """Return a board per task and metric of the systems `[name, file, ...]`; UserError unless they are comparable.
 
     Args:
         joined: the group of each subgroup that --groups names.
@@ -202,7 +202,7 @@ def read_boards(
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
-        order = order[:1]  # a task that shares no table shows one metric
+        order = order[:1]  # a task that cannot share a table has a table of one metric
     is_alone, boards = len(order) == 1, []
     for task, name in order:
         of_task = {path: content for path, content in scores.items() if is_alone or content["task"] == task.name}
@@ -238,9 +238,10 @@ def _with_samples(task: Task, name: str) -> Task:
 
 
 def average_samples(content: Scores) -> Scores:
-    """Return a score file whose questions have the mean score of their samples, without those that have no score.
+    """Return a score file in which each question's score is the mean over its samples that have a score.
 
-    `details` has the samples; a question is answered if one of its samples is. `words` is the mean over its answers.
+    `details` has one item per sample, and `words` is the mean over the answers. A question counts as answered if any of
+    its samples is answered.
     """
 
     def averaged(entry: Entry) -> Entry:
@@ -256,12 +257,12 @@ def average_samples(content: Scores) -> Scores:
 
 
 def unanswered_samples(entry: Entry) -> int:
-    """Return how many of a question's samples are missing answers."""
+    """Return how many of a question's samples have no answer."""
     return entry.get("unanswered_samples", int("samples" not in entry and not entry["answered"]))
 
 
 def unscored_parts(metric: Metric, entry: Entry) -> int:
-    """Return how many of a question's parts (aspects, samples, ...) the judge gave no verdict on."""
+    """Return how many of a question's parts (aspects, samples, ...) have no verdict."""
     missing = sum(part["score"] is None for part in entry["details"])
     if metric.unit == SAMPLE and metric.is_unbounded:  # a missing answer has no reward
         missing -= unanswered_samples(entry)
@@ -301,7 +302,7 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
 
 
 def divide(board: Board, name: str) -> Board:
-    """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
+    """Return the board with its questions grouped by the field `name`, one of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
         remedy = f"use {', '.join(task.divisions)}" if task.divisions else "remove the flag"
@@ -335,7 +336,7 @@ def divide(board: Board, name: str) -> Board:
 
 
 def _check_same_questions(systems: list[System]) -> None:
-    """Raise UserError, naming the first system that lacks a question, unless all were scored on the same questions."""
+    """Raise UserError unless all systems were scored on the same questions."""
     all_ids = set().union(*(system.asked_ids for system in systems))
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids):
@@ -347,7 +348,7 @@ def _check_same_questions(systems: list[System]) -> None:
 
 
 def _check_same_responses(systems: Iterable[System]) -> None:
-    """Raise UserError if a system's two metrics scored different responses, according to the manifests."""
+    """Raise UserError if a system's metrics scored different responses, according to the manifests."""
     seen: dict[str, System] = {}
     for system in systems:
         if (first := seen.setdefault(system.name, system)) is system:

@@ -1,7 +1,7 @@
-"""The judge of content: whether a response has the meaning of each claim (recall of the gold information). Pure.
+"""The judge of content: whether a response contains each claim (recall of the gold information). Pure.
 
-A question's score is the share of its claims that the response has, 0 to 1. A verdict that cannot be read is missing
-and counted; the public code counts it as false.
+A question's score is the share of its claims that the response contains, 0 to 1. A verdict that cannot be read is
+counted as missing; the public code counts it as false.
 """
 
 from collections.abc import Sequence

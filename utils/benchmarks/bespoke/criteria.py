@@ -1,7 +1,7 @@
-"""The judge of personalization: four scores from 1 to 5 for a response, from one verdict. Pure.
+"""The judge of personalization: one verdict gives a response four scores from 1 to 5. Pure.
 
 A question's score is (mean of the four - 1) / 4: 0 if all are 1, and 1 if all are 5. A reply that lacks any of the four
-is not a verdict, so the judge is asked again (the public code keeps the reply, with null for the missing score).
+scores is unusable, so the judge is asked again. (The public code keeps it, with null for the missing score.)
 """
 
 import json
@@ -23,8 +23,8 @@ SCHEMA = {"type": "object", "properties": _PROPERTIES, "required": [*_PROPERTIES
 def parse_scores(text: str, cut: bool = False) -> Parsed:
     """Read the four scores; the value maps each criterion to its score, or is None if a score is missing or invalid.
 
-    All four must be in one complete JSON object: the last object that has any of them. Text outside it is ignored,
-    because the judge may repeat the scores of the examples. A text that was cut must end with this object.
+    The last complete JSON object that has any of the scores must have all four. Text outside it is ignored, because the
+    judge may repeat the scores of the examples. A text that was cut must end with this object.
     """
     found, own = readers.own_object(text, *_FIELDS)
     if found is None or (cut and not own.rstrip("` \n").endswith("}")):

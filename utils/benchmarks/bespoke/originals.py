@@ -1,4 +1,4 @@
-"""Join BESPOKE's published tables to records, and read the responses that people scored."""
+"""Join BESPOKE's published tables into records, and read the responses that people scored."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from utils.benchmarks.published import RATINGS, RESPONSES
 
 NAME = "BESPOKE"
 HISTORIES = ("chat", "search")
-META_TEST = "meta_test"  # the part with the responses that people scored, which are not among the shots
+META_TEST = "meta_test"  # the part with responses that people scored, other than the judge's examples (shots)
 SHARED = ("queries", "gold_information", "personalized_rubric", "evaluation_shot")  # tables that every part needs
 
 Rows = Iterable[tuple[str, dict[str, Any]]]  # rows of a table, each with its place for messages
@@ -37,11 +37,11 @@ class Responses(msgspec.Struct):
 def join_tables(
     split: str, tables: Mapping[str, Rows]
 ) -> tuple[list[tuple[str, Record]], dict[str, dict[str, Any]], dict[str, int]]:
-    """Return a part's records, each after its place for messages; for `META_TEST` also its responses and their ratings.
+    """Return a part as (place for messages, record) pairs, the files beside it, and counts of what was left out.
 
-    The third value counts what was left out. A record of `META_TEST` is a question with one response that a person
-    scored, unless that is among the shots too; a response without one of the four scores has no rating. UserError if a
-    row is damaged or repeated, or a question has no rubric or need.
+    The files are the responses of `META_TEST` and their ratings. In `META_TEST`, each response that a person scored has
+    its own record, unless it is one of the shots; a response that lacks one of the four scores has no rating. UserError
+    if a row is damaged or repeated, or a question has no rubric or need.
     """
     counts = Counter[str]()
     claims = by_question(tables["gold_information"], "gold_information_value", Claims)
@@ -84,7 +84,7 @@ def join_tables(
 
 
 def by_question(rows: Rows, column: str, form: Any = None) -> ByQuestion:
-    """Return a column's texts, or with `form` the JSON in them; UserError if one is damaged or repeated."""
+    """Return a column's texts by question, with `form` parsed as JSON; UserError if a row is damaged or repeated."""
     values: ByQuestion = {}
     for where, row in rows:
         person = person_of(row, where)
@@ -113,7 +113,7 @@ def person_of(row: Any, where: str) -> str:
 
 
 def read_scored(where: str, value: dict[str, Any], counts: Counter[str]) -> list[dict[str, Any]]:
-    """Return the responses of a list that a person scored, as `shots` of a record; count what is left out."""
+    """Return a list of scored responses in the form of a record's `shots`, and count what is left out."""
     shots = []
     for response in value.get("response_list") or []:
         if not response["contents"].strip():
@@ -132,13 +132,13 @@ def read_scored(where: str, value: dict[str, Any], counts: Counter[str]) -> list
 
 
 def level_of(value: Any) -> int | None:
-    """Return a person's score; None if it is not an integer from 1 to 5, also written as 4.0 or "4"."""
+    """Return a person's score: an integer from 1 to 5, which may be written as 4.0 or "4"; None for other values."""
     text = str(value).strip().removesuffix(".0")
     return int(text) if text in map(str, LEVELS) and not isinstance(value, bool) else None
 
 
 def sessions_by_person(tables: Mapping[str, Rows], counts: Counter[str]) -> dict[str, list[dict[str, str]]]:
-    """Return each person's sessions in the order of the tables, chats first; those without text are counted."""
+    """Return each person's sessions in the order of the tables, chats first; count sessions without text."""
     sessions: dict[str, list[dict[str, str]]] = defaultdict(list)
     for kind in HISTORIES:
         for where, row in tables.get(f"{kind}_history", ()):

@@ -3,7 +3,8 @@
 A record is `{task, id, author, question, need, claims: [text], rubric, shots: [{response, scores, feedback}], profile:
 [{id, kind, text}]}`. Only a judge sees the need (what the person wanted to know), the claims (what a good response
 says), the rubric (the person's criteria), and the shots (responses to this question that the person scored). An item of
-the profile is a session, a chat with an assistant or a search, as a raw transcript; a person's questions have the same.
+the profile is the raw transcript of a session: a chat with an assistant, or a search. All questions of a person have
+the same profile.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ class Session(Identified, kw_only=True):
 
 
 class Shot(msgspec.Struct):
-    """A response that a person scored: 1 to 5 by criterion, None where a score is missing."""
+    """A response that a person scored from 1 to 5 by criterion; None is a missing score."""
 
     response: Text
     scores: dict[Literal[criteria.CRITERIA], Literal[criteria.LEVELS] | None]
@@ -37,7 +38,7 @@ class Shot(msgspec.Struct):
 
 
 def published() -> dict[str, list[Tables]]:
-    """Return the parts by setting: profiles have both histories, or one; and the responses that people scored."""
+    """Return the parts by setting: profiles with both histories or only one, and the responses that people scored."""
     both = {"all": (*SHARED, *(f"{kind}_history" for kind in HISTORIES)), META_TEST: (*SHARED, META_TEST)}
     counts = {"all": 150, META_TEST: None}
     parts = {"": [Tables(HUB, "", NAME, {"dataset": NAME}, counts, "the paper", both, rated=META_TEST)]}
@@ -50,7 +51,7 @@ def published() -> dict[str, list[Tables]]:
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the texts of `Task.hidden`, which a history must not contain.
 
-    Claims are left out: they may be common knowledge, which a person has read in a search.
+    Claims are left out, because they may be common knowledge that a person has read in a search.
     """
     yield "the information need", record.get("need")
     yield "the rubric", record.get("rubric")
@@ -73,7 +74,7 @@ def personal_inputs(record: Record) -> list[Any]:
 
 
 def shots_of(records: list[Record]) -> dict[str, Any]:
-    """Return the number of questions without a scored response to show to the judge, unless it is 0."""
+    """Return the number of questions for which the judge sees no scored response; empty if there are none."""
     without = sum(not record["shots"] for record in records)
     return {"num_without_shots": without} if without else {}
 

@@ -1,12 +1,11 @@
 """Read a model's bare text: a label from a list, a rating, or a whole text. Pure.
 
-White space at both ends is dropped. A label or a rating is "strict" if the text has nothing else. Otherwise, it is
-"repaired": the text must name exactly one label or rating, in upper or lower case, with spaces or hyphens between
-words. A label inside a longer one, such as comedy in dark comedy, does not count as named. A whole text is used as it
-is.
+White space at both ends is dropped. A label or a rating is "strict" if the text has nothing else. Otherwise it is
+"repaired", and the text must name exactly one label or rating; case does not matter, and words may be joined by spaces
+or hyphens. A label inside a longer one, such as comedy in dark comedy, is not counted. A whole text is used unchanged.
 
 In a text that max_tokens cut, a label or rating counts only if the text begins with it and continues after it, because
-prose may also name a label in order to reject it.
+a label in prose may be named only to be rejected.
 """
 
 import re
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 from utils.benchmarks.readers import Parsed, nothing, pattern, plain, writable
 
 RATINGS = "12345"
-# A rating outside words and other numbers: not the 4 of 4.5, -4 or 14, nor the 1 of "1 to 5".
+# A rating that is not part of a word or another number, such as 4.5, -4 or 14.
 _RATING = pattern(r"(?<![\w.,/-])([1-5])(?:\.0+)?(?:\s*(?:/|out of)\s*5(?:\.0+)?)?(?!\w|[.,/-]\d)")
 _OTHER_NUMBER = pattern(r"\d")
 _BREAKS_OFF = "the text breaks off, and does not begin with {}"
@@ -79,7 +78,7 @@ def _only(named: list[str], what: str) -> Parsed:
 def parse_text(text: str, cut: bool = False) -> Parsed:
     """Read a whole text; the value is never empty.
 
-    cut: the generation ended at max_tokens; the text is kept as it is, and flagged.
+    cut: the generation ended at max_tokens; the text is kept and flagged as truncated.
     """
     value = writable(text).strip()
     if cut:

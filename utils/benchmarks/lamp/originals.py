@@ -22,7 +22,7 @@ _DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 def after(anchor: str) -> Callable[[str], str]:
-    """Return a query function: it returns the text after the first `anchor`, or raises ValueError."""
+    """Return a function from a question to its text after the first `anchor`; it raises ValueError without one."""
 
     def query(text: str) -> str:
         _, separator, rest = text.partition(anchor)
@@ -46,7 +46,7 @@ def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     """Return a record of task `name` from a question of the original files, with `output` as its target if known.
 
-    Unknown fields are kept. An item without an id gets the question's id and its own number in the profile.
+    Unknown fields are kept. An item without an id gets the id `<question's id>-<number of the item>`.
     """
     record: Record = {"task": name, "id": check_id(question.get("id"), where)}
     where = f"{where} (id {quote(record['id'])})"
@@ -64,9 +64,9 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """Return a system's answers in the form of LaMP's right answers, `{"task", "golds": [{"id", "output"}]}`.
+    """Return a system's answers in the format of LaMP's right answers, `{"task", "golds": [{"id", "output"}]}`.
 
-    An answer selected by its score keeps its sample number and score, as in a response file.
+    An answer that was selected by score keeps its sample number and score, as in a response file.
     """
     firsts = {record["id"]: responses[record["id"]] for record in records}
     golds = [{"id": key, "output": first["output"], **selection_of(first)} for key, first in firsts.items()]
@@ -89,7 +89,7 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
 
 
 class Original(Task):
-    """A benchmark whose public code trims items: --trim_items does so too."""
+    """A benchmark that supports --trim_items, because its public code trims items."""
 
     async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
         if not args.trim_items:
@@ -116,14 +116,14 @@ def make_task(
     paper_results: Path | None = None,
     **others: Any,
 ) -> Task:
-    """Make a task with one group (itself) and one prompt, which drops its profile paragraph if there is no profile.
+    """Make a task with one group (itself) and one prompt, which leaves out its profile paragraph without a profile.
 
-    All tasks with prompts in one folder share its prompt for plans; the user must supply the plans.
+    Tasks whose prompts are in the same folder share that folder's prompt for plans; the user must supply the plans.
 
     Args:
-        query: returns retrieval's query from the input; a ValueError names a missing part.
-        compared: fields of an item that retrieval uses, joined by a space.
-        item_template: returns an item's statement in a prompt.
+        query: returns retrieval's query from the input; a ValueError says which part is missing.
+        compared: the fields of an item that retrieval compares, joined by a space.
+        item_template: returns the text of an item in a prompt.
         more: further fields of an item, used only in prompts.
         trimmed: the field that --trim_items cuts (default: the last of `compared`).
         target: the type of the target.
@@ -139,7 +139,7 @@ def make_task(
         except ValueError as error:
             raise UserError(f"{where or 'id ' + quote(record['id'])}: field 'question' {error}") from None
 
-    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # may be empty
+    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # may be ""
     return Original(
         name=name,
         groups=(name,),

@@ -1,8 +1,8 @@
 """LaMP's seven tasks: short answers that suit a user's earlier texts (arXiv 2304.11406).
 
 A record is `{task, id, question, target, profile: [{id, ..., date}]}`. The question is LaMP's unchanged `input`, and
-the target its `output`, which only the scorer sees; test sets have no targets. LaMP-2 is movie tagging; the older task
-of that name, news categories, is refused.
+the target its `output`, which only the scorer sees; test sets have no targets. LaMP-2 is movie tagging; files of the
+older task of that name, news categories, are refused.
 """
 
 import re
@@ -24,14 +24,14 @@ TAGS = (
     "fantasy", "romance", "thought-provoking", "social commentary", "violence", "true story",
 )  # fmt: skip
 
-# Where public code fetches LaMP (not verified here): a folder per task, and in `time` the folders of time-based splits.
-# LaMP-2's plain folder has the news categories, and LaMP-6 has message ids instead of texts.
+# The server from which public code fetches LaMP (unverified): a folder per task, and in `time` the folders of
+# time-based splits. The folder LaMP_2 itself has the news categories, and LaMP-6 has message ids instead of texts.
 SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
 FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}
 LICENSED = ("LaMP-6",)
 SPLITS = ("train", "dev", "test")
-# Questions per split of the time-based setting, from memory of the paper (not verified). The numbers of the user-based
-# setting are unknown.
+# Unverified numbers of questions per split of the time-based setting, from memory of the paper. The numbers of the
+# user-based setting are unknown.
 QUESTIONS = {
     "time/LaMP_1": (6542, 1500, 1500),
     "time/LaMP_2/new": (5073, 1410, 1557),
@@ -42,7 +42,7 @@ QUESTIONS = {
     "time/LaMP_7": (13437, 1498, 1500),
 }
 
-# A title may hold quotes, so the candidates are found by the template's numbers.
+# A title may contain quotes, so the titles are found by the template's numbers.
 _CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
 
 
@@ -55,7 +55,7 @@ def candidates(text: str) -> str:
 
 
 def convert_movies(question: dict[str, Any], where: str) -> Record:
-    """Return a record of LaMP-2; UserError for a question of the news categories, which had this name before."""
+    """Return a record of LaMP-2; UserError for a question of the older task of this name, news categories."""
     items = question.get("profile")
     if isinstance(items, list) and any("category" in item for item in items if isinstance(item, dict)):
         raise UserError(
@@ -74,7 +74,7 @@ def published(name: str) -> dict[str, list[OnServer]]:
 CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))
 MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TAGS}))
 RATING = Output("[1-5]", parse_rating)
-# Epochs that the paper's models are trained for, from memory; tasks with labels use `Task`'s 10.
+# The training epochs of the paper's models, from memory; tasks with labels use the default of `Task`, 10.
 TEXT_EPOCHS = 20
 LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, or a tweet; not empty
 

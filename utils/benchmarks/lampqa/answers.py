@@ -1,9 +1,8 @@
 """Read a model's answer: the text in a field of a JSON object, which is found as readers.py describes. Pure.
 
-A list or a dict becomes text, one line per item ("key: value" for a dict). Numbers, true, null, and prose without the
-field are not answers. An answer that breaks off is kept and flagged as truncated. White space at both ends and NULs are
-dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so that the value can be written as UTF-8. Newlines
-inside the answer stay.
+A list or a dict becomes a text with one line per item ("key: value" for a dict). Numbers, true, null, and prose without
+the field are not answers. An answer that breaks off is kept and flagged as truncated. The answer is stripped and made
+valid UTF-8 (see `writable`); newlines inside it are kept.
 """
 
 import json
@@ -15,7 +14,7 @@ from utils.benchmarks.readers import Parsed, nothing, writable
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = readers.field_named(ANSWER_FIELD)
-_HALF = "[\ud800-\udbff\ufffd]"  # half a character, which a token limit may leave
+_HALF = "[\ud800-\udbff\ufffd]"  # half a character, which may remain where a text was cut
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
 
@@ -28,7 +27,7 @@ def write_answer(answer: str) -> str:
 def parse_answer(text: str, cut: bool = False) -> Parsed:
     """Read the field "personalized_answer"; the value is a text that is not empty, or None.
 
-    cut: the generation ended at max_tokens, so the end of the text need not be the end of the answer.
+    cut: the generation ended at max_tokens, so the answer may be incomplete.
     """
     if cut and readers.may_be_draft(text):
         return nothing(readers.DRAFT)
@@ -56,7 +55,7 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 
 
 def _lines(value: Any) -> list[str]:
-    """Return a JSON value's lines: one per item of a list, "key: value" for a dict, nested items below their key."""
+    """Return a JSON value as lines: one per item of a list, "key: value" for a dict, nested items below their key."""
     if isinstance(value, dict):
         return [
             line

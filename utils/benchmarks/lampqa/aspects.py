@@ -1,4 +1,4 @@
-"""The LaMP-QA metric (paper, Algorithm 1): turn verdicts on aspects into the scores of questions."""
+"""The LaMP-QA metric (paper, Algorithm 1): scores of questions from verdicts on aspects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from utils.benchmarks.direct import entry_of_parts, summarize_parts
 from utils.benchmarks.scoring import Verdict
 
-VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
+VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # in words
 MAX_VERDICT = 2
 
 
 def question_score(
     aspect_scores: Sequence[float | None], unscored_as_zero: bool = False, between: bool = False
 ) -> float | None:
-    """Compute one response's score, sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
+    """Compute a response's score from 0 to 1: sum(s) / (2 * n) over the question's n aspects (paper, Algorithm 1).
 
     Args:
         unscored_as_zero: count a missing verdict, None, as 0.
@@ -23,7 +23,7 @@ def question_score(
         The score; None if an aspect has no verdict and `unscored_as_zero` is False.
 
     Raises:
-        ValueError: no aspects, or a score that is not None, 0, 1 or 2 (with `between`: None or from 0 to 2).
+        ValueError: there are no aspects, or a score is not None, 0, 1 or 2 (with `between`: None or from 0 to 2).
     """
     if not aspect_scores:
         raise ValueError("a question without aspects has no score")
@@ -54,9 +54,9 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def most_divided(entries: Sequence[dict[str, Any]], number: int = 10) -> list[tuple[str, float]]:
-    """Return the questions on which a panel's judges differ most, and the range of the judges' scores, largest first.
+    """Return the questions on which a panel's judges differ most, each with the range of their scores, largest first.
 
-    `entries` are of utils/panel_scores.py, whose details have each judge's verdict in `drawn`.
+    `entries` are from utils/panel_scores.py, so `drawn` in their details has each judge's verdict.
     """
     ranges = {}
     for one in entries:
@@ -69,7 +69,7 @@ def most_divided(entries: Sequence[dict[str, Any]], number: int = 10) -> list[tu
 
 
 def in_words(verdict: float | None) -> str:
-    """Return a verdict in words; a value between the named ones is returned as a number."""
+    """Return a verdict in words, or as a number if it is not one of `VERDICTS`."""
     return VERDICTS.get(verdict) or f"{verdict:.2f}"
 
 

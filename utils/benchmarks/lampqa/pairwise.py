@@ -1,4 +1,4 @@
-"""Comparisons of two systems' responses by a judge, in both orders (paper, figure 11)."""
+"""Pairwise comparison of two systems' responses by a judge, in both orders (paper, figure 11)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from typing import Any
 
 from utils.benchmarks.scoring import Verdict, origin
 
-SYSTEMS = ("first", "second")  # in the order in which their files were given
+SYSTEMS = ("first", "second")  # in the order of their files on the command line
 
 
 def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Return a question's entry in a pairwise score file.
 
     Args:
-        verdicts: two preferences, with the first system's response shown first and with the second's.
+        verdicts: two preferences: one with the first system's response shown first, one with the second's.
 
     Returns:
         answered: whether each system answered.
         result: the first system's result, by `pair_result`, or by `result_by_default` if an answer is missing.
-        details: per order, the system shown first, the number of the response that the judge preferred, and the
-            system that gave it. Empty if an answer is missing, since the judge is not asked then.
+        details: for each order, the system shown first, the number of the preferred response, and its system. Empty if
+            an answer is missing, because the judge is not asked.
     """
     answered = verdicts[0].get("answered", [True, True])
     if not all(answered):
@@ -54,12 +54,12 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the head of a pairwise score file.
 
     Returns:
-        wins, ties, losses: the numbers of questions with each of the first system's results.
-        position_swap_rate: of the questions with verdicts in both orders, the share where the preference flips with
-            the order, 0 to 1. A judge cannot call a tie, so flips are its ties. None without such questions.
+        wins, ties, losses: the number of questions with each result of the first system.
+        position_swap_rate: the share of the questions with verdicts in both orders whose preference flips with the
+            order, 0 to 1. A judge cannot choose a tie, so a flip counts as a tie. None without such questions.
         num_questions, num_scored_questions: all questions, and those with a result.
-        num_unanswered: per system, the questions that it did not answer.
-        num_unscored: the missing verdicts, at most two per question.
+        num_unanswered: per system, the number of questions that it did not answer.
+        num_unscored: the number of missing verdicts, at most two per question.
     """
     results = Counter(question["result"] for question in per_question)
     judged = [question["result"] for question in per_question if question["details"] and question["result"]]

@@ -1,14 +1,14 @@
 """Read, write, and match the plans of PlanPers, which are lists of aspect titles. Pure.
 
 The model was asked for titles, one per line. Code fences, list marks ("- ", "1. ") and bold face are removed. A first
-line that ends in a colon ("Here are the aspects:") is an introduction and is dropped, unless another line ends in a
-colon too and either both lines are list items or neither is: then they are titles. A JSON array of texts is a plan too.
-A title that repeats an earlier one (ignoring case) is left out, and so is a title that max_tokens may have cut, unless
-it is the only title.
+line that ends in a colon ("Here are the aspects:") is dropped as an introduction, unless another line of the same kind
+(list item or not) also ends in a colon: then both are titles. A JSON array of texts is a plan too. A title that repeats
+an earlier one (ignoring case) is left out, and so is a last title that max_tokens may have cut, unless it is the only
+title.
 
-A plan has one of two forms, in the planner's target and in the generator's prompt. In the paper's form (section 4), it
-is its titles, one per line, and `lead_in` is None. With --planner_target reference, it is as in the public code: a
-lead-in, then a dash and a title per line; the generator's prompt has the text exactly as the planner wrote it.
+A plan has one of two forms, both in the planner's target and in the generator's prompt. The paper's form (section 4)
+has one title per line, and `lead_in` is None. With --planner_target reference, it has the form of the public code: a
+lead-in, then a dash and a title per line. The generator's prompt then has the text exactly as the planner wrote it.
 """
 
 import re
@@ -17,8 +17,8 @@ from typing import Any
 
 from utils.benchmarks.readers import Parsed, keep_commands, nothing, one_line, unescape, writable
 
-# What constrained decoding allows: at most 10 lines, so that every model stops. A line has 3 to 120 characters, and
-# begins with neither white space nor punctuation.
+# Constrained decoding allows at most 10 lines, so that every model stops. A line has 3 to 120 characters, and does not
+# begin with white space or punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
@@ -28,7 +28,7 @@ _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
 WORDS_THRESHOLD = 0.6
 
-# Words that do not distinguish titles. "user" is one of them, because many titles have it, though none has it alone.
+# Words that do not distinguish titles, including "user", which many titles have.
 _WORD_LIST = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
@@ -68,7 +68,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
 
 def _array_texts(text: str, pos: int) -> list[str]:
-    """Return the texts in a JSON array that are complete; the first text starts at `pos`."""
+    """Return the complete texts of a JSON array whose first text starts at `pos`."""
     texts = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
         texts.append(unescape(keep_commands(match[1])))
@@ -88,7 +88,7 @@ def _plan_title(line: str) -> str:
 
 
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
-    """Return the text of a plan in the paper's form, or with a lead-in, in the public code's form."""
+    """Return the text of a plan: in the paper's form, or with a lead-in in the public code's form."""
     if lead_in is None:
         return "\n".join(aspects)
     return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
@@ -108,7 +108,7 @@ def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """Return the settings with which an output records --planner_target and the lead-in."""
+    """Return the settings that record --planner_target and the lead-in."""
     return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
@@ -122,9 +122,9 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 
 
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
-    """Return a plan as a piece; without titles, its value is None, and it has the `reason`.
+    """Return a plan as a piece; without titles, its value is None with this `reason`.
 
-    With a lead-in, the piece also has the plan's text: `raw`, or if that is None, a text made of lead-in and titles.
+    With a lead-in, the piece also has the plan's text: `raw`, or if that is None, the lead-in and the titles.
     """
     if not titles:
         return {"value": None, "reason": reason}
@@ -135,7 +135,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
-    """Return a parser of plans: `parse_plan`, or with a lead-in, one that first removes the lead-in and the dashes."""
+    """Return the parser of plans; with a lead-in, it removes the lead-in and the dashes before `parse_plan`."""
     if lead_in is None:
         return parse_plan
 

@@ -1,6 +1,7 @@
 """Rewards: a reward model's number for each response, on the model's own scale. Pure.
 
-A missing answer has no reward, because no number is the worst: it is counted as unanswered, and left out of the mean.
+A missing answer has no reward, because the scale has no lowest number. It is counted as unanswered and left out of the
+mean.
 """
 
 import math

@@ -1,8 +1,9 @@
 """LaMP-QA: personalized long-form question answering (the paper's sections 3 and 4).
 
 A record is `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text,
-category}]}`. The narrative says what the asker cares about; the rubric's aspects were taken from it. Only a judge sees
-the narrative and the rubric, but the aspects' titles are also the gold plan. `category` is the question's community.
+category}]}`. The narrative says what the asker cares about; the rubric's aspects were extracted from it. Only a judge
+sees the narrative and the rubric, but the aspects' titles also serve as the gold plan. `category` is the question's
+community; the paper's three categories are the task's groups.
 """
 
 import tomllib
@@ -33,7 +34,7 @@ COMMUNITIES = {slug: place["category"] for place in _PLACES.values() for slug in
 
 ASPECT_FIELDS = ("aspect", "evidence", "reason")
 
-# Prompts that the paper prints as text: the files in prompts/lampqa/ hold them word for word.
+# Prompts that the paper prints as text; the files in prompts/lampqa/ have them word for word.
 VERBATIM = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
 
 # SHA-256 of the files that utils/import_prompts.py makes from LaMP-Benchmark/LaMP-QA at commit 504410d.
@@ -47,7 +48,7 @@ PUBLIC_CODE = {
 
 
 def group_of(record: Record) -> dict[str, str | None]:
-    """Return the group and subgroup of a record, or of an entry of an older score file; both have a `category`."""
+    """Return the group and subgroup of a record, or of an entry of an older score file, from its `category`."""
     community = record.get("category")
     community = community if isinstance(community, str) else None
     return {"group": COMMUNITIES.get(community), "subgroup": community}
@@ -80,7 +81,8 @@ def published() -> dict[str, list[OnHub]]:
 def also_published() -> dict[str, dict[str, list[Pairs]]]:
     """Return Personalized RewardBench (arXiv 2604.07343): test questions with a chosen and a rejected response.
 
-    By the dataset's card of April 2026, they are parquet in `<config>/test-*`; what `OnHub` reads is read here too.
+    According to the dataset's card of April 2026, the files are `<config>/test-*` in parquet; other types that `OnHub`
+    reads are supported too.
     """
     counts = {part.folder: part.questions["test"] for part in published()[""]}
     at, said_by = "QiyaoMa/Personalized-RewardBench", "the paper's Table 1 of the test set"
@@ -93,13 +95,13 @@ def gold_plan(record: Record) -> list[str]:
 
 
 def private_notes(record: Record) -> str:
-    """Return the rubric's aspects and their reasons, a line each, for the prompt of a teacher (GRASP)."""
+    """Return the rubric's aspects with their reasons, one per line, for the prompt of a teacher (GRASP)."""
     aspects = record["rubric_aspects"]
     return "\n".join(f"- {aspect['aspect']}: {aspect.get('reason', '')}".rstrip(": ") for aspect in aspects)
 
 
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield the texts of `Task.hidden`, without an aspect's evidence, which is part of the narrative."""
+    """Yield the texts of `Task.hidden`; an aspect's evidence is left out, because it is part of the narrative."""
     yield "the narrative", record.get("narrative")
     for aspect in record.get("rubric_aspects") or ():
         yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None
@@ -129,14 +131,14 @@ def direct_messages(prompt: Prompt, record: Record, responses: list[str], number
 
 
 def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """Return the prompt for two responses (paper figure 11): `number` 0 in the order of their files, 1 swapped."""
+    """Return the prompt for two responses (paper figure 11), in the order of their files; swapped if `number` is 1."""
     first, second = responses if number == 0 else reversed(responses)
     shown = {"response_1": first, "response_2": second}
     return prompt.messages(question=record["question"], details=record["narrative"], **shown)
 
 
 def reward_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """Return the dialogue for a reward model: the question with the posts, without the rubric, then the response."""
+    """Return the dialogue for a reward model: the question with the posts (but no rubric), then the response."""
     posts = join_posts([post["text"] for post in record["profile"]])
     return [
         *prompt.messages(question=record["question"], profile=posts), {"role": "assistant", "content": responses[0]}

@@ -3,8 +3,8 @@
 A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to a context is `{"contexts": the file's
 path relative to the dataset's folder, "sha256": the file's hash, "context": the id, "end": the number of messages
 before the question}`. In a ranked dataset it also has `{"unit": "message" or "session", "order": the items' numbers,
-best first}`. Once read, such a profile is a sequence of items like any other; its messages are read from the file when
-needed. A system message begins a session. System messages, which hold the persona card, are not items.
+best first}`. Once opened, such a profile is a sequence of items like any other; its messages are decoded when needed. A
+system message begins a session. System messages have the persona card and are not items.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from utils.benchmarks.checks import Item, Record
 
 UNITS = ("message", "session")
 CARD = "system"  # the role of the messages that open a session
-AT_HAND = 4  # decoded contexts in memory; questions of the same context are adjacent in a dataset
+AT_HAND = 4  # most decoded contexts in memory; questions on the same context are adjacent in a dataset
 
 
 class _Message(TypedDict):
@@ -38,14 +38,14 @@ _Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
 
 
 class ContextsFile:
-    """A file of contexts, held in memory as raw lines; a context is decoded when needed, and the last few are kept.
+    """A file of contexts, in memory as raw lines; contexts are decoded when needed, and only the last few are kept.
 
     Attributes:
         sha256: the file's hash, in hex.
     """
 
     def __init__(self, path: Path):
-        """Read the file; UserError if it does not exist, or a line is not a context."""
+        """Read the file; UserError if it does not exist, or if a line has no contexts."""
         self.path, digest = path, hashlib.sha256()
         self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id: file and line for errors, and the raw messages
         # Returns a context's messages and each message's session number; UserError if they are invalid.
@@ -103,7 +103,7 @@ class Profile(Sequence):
         return Profile(self._file, {**reference, "unit": unit}, self._where)
 
     def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
-        """Return the reference that a dataset in `folder` stores for this profile with its items in the given order."""
+        """Return the reference to store in a dataset in `folder` for this profile with its items in the given order."""
         contexts = os.path.relpath(os.path.realpath(self._file.path), os.path.realpath(folder))
         return {
             **self.reference,
@@ -113,7 +113,7 @@ class Profile(Sequence):
         }
 
     def beginning_with(self, numbers: Sequence[int]) -> "Profile":
-        """Return the same history with the items of these numbers first, and the other items after them."""
+        """Return the same history with the items of these numbers first, then the other items."""
         others = sorted(set(range(len(self))).difference(numbers))
         order = [self._order[number] for number in (*numbers, *others)]
         return Profile(self._file, {**self.reference, "order": order}, self._where)
@@ -160,7 +160,7 @@ def open_profile(record: Record, dataset: Path) -> Profile:
     """Return the profile that a record of this dataset refers to; UserError if its context is missing or invalid."""
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
     beside = [path.parent / reference["contexts"] for path in (real_path(dataset).absolute(), dataset.absolute())]
-    file = _contexts_file(beside[0] if beside[0].exists() else beside[1])  # [1]: beside a link, not its target
+    file = _contexts_file(beside[0] if beside[0].exists() else beside[1])  # [1]: beside the link itself
     if reference.get("sha256", file.sha256) != file.sha256:
         raise UserError(f"{file.path}: not the file that {dataset} was made with; restore that file")
     if reference["context"] not in file:
@@ -177,7 +177,7 @@ def _contexts_file(path: Path) -> ContextsFile:
 
 
 def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
-    """Return the record with a profile of this unit; UserError if the profile is a plain list of items."""
+    """Return the record with its history divided into this unit; UserError if its profile is a list of items."""
     if unit is None:
         return record
     if not isinstance(record["profile"], Profile):
@@ -193,17 +193,18 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
 
 
 def first_items(profile: Sequence[Item], numbers: Sequence[int]) -> Sequence[Item]:
-    """Return a profile that begins with the items of these numbers; a plain list has only these items."""
+    """Return a profile that begins with these items; a profile that is a list then has only these items."""
     if isinstance(profile, Profile):
         return profile.beginning_with(numbers)
     return [profile[number] for number in numbers]
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
-    """Return the records, their profiles now referring to contexts in the file `name`, and how many are left out.
+    """Return the records with profiles that refer to contexts in the file `name`, and the number of records left out.
 
-    Records of one context are adjacent, sorted by `end`, so that an engine computes their shared prefix once.
-    UserError if a context is missing or a record's end lies outside its context; `skip_invalid` leaves the latter out.
+    Records of the same context are adjacent and sorted by `end`, so that an engine computes their shared prefix once.
+    UserError if a context is missing, or if a record's end lies outside its context; `skip_invalid` leaves out records
+    with such an end.
     """
     numbers = {context_id: number for number, context_id in enumerate(file)}
     placed = []

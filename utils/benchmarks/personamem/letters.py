@@ -1,13 +1,12 @@
 """Read the letter of the option that a model chose, (a) to (d), without knowing the right one. Pure.
 
-The letter right after the last marker `<final_answer>` counts, or in a text without the marker, the letter right after
-the last "final answer", or the letter that is the whole text. Otherwise, the text must name exactly one letter: in
-parentheses, in `\\boxed{}`, as "option b", "answer: b" or "choice is b", or as "b)", "b." or "b:" at the beginning of a
-line or sentence. A text that names no letter, or two, such as "(a) or (b)" and "A: no. B: yes.", is unusable; so is a
-text that max_tokens cut before its marker, because it may name an option in order to reject it.
+The letter right after the last marker `<final_answer>` counts. In a text without the marker, it is the letter right
+after the last "final answer", or the letter that is the whole text. Otherwise, the text must name exactly one letter:
+in parentheses, in `\\boxed{}`, as "option b", "answer: b" or "choice is b", or as "b)", "b." or "b:" at the beginning
+of a line or sentence. A text that names no letter or several, such as "(a) or (b)" and "A: no. B: yes.", is unusable;
+so is a text that max_tokens cut before its marker, because an option may be named only to be rejected.
 
-The article "a" is not a letter: except after the marker, a lower-case "a" does not count if the next word may follow an
-article.
+A lower-case "a" does not count if it may be an article before the next word, except after the marker.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
@@ -49,8 +48,8 @@ _OFFICIAL_BARE = re.compile(r"\b([a-d])\b")
 def parse_letter(text: str, cut: bool = False) -> Parsed:
     """Read the letter of the chosen option; the value is "a" to "d".
 
-    cut: the generation ended at max_tokens. A letter counts only after the marker, or if it is the whole text; and not
-    at the end of the text, because it may begin a word.
+    cut: the generation ended at max_tokens. A letter then counts only after the marker or if it is the whole text, and
+    not at the end of the text, where it may be the beginning of a word.
     """
     body = plain(text)
     parts = body.split(MARKER) if MARKER in body else _FINAL.split(body)
@@ -73,9 +72,9 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
 def read_officially(text: str, right: str) -> bool:
     """Return whether the public code counts this text as correct.
 
-    It does if the right letter is the only letter after the last marker, or the only letter in the whole text. Letters
-    in parentheses count; if there are none, all words "a" to "d" do. The public code also removes a closing tag at the
-    end of the text, which makes no difference, because the tag has no such word.
+    It does if the right letter is the only one after the last marker or in the whole text. Letters are those in
+    parentheses, or if there are none, all words "a" to "d". The public code also removes a closing tag at the end of
+    the text, which makes no difference here.
     """
     return any(_official_letters(part) == {right} for part in (text.rpartition(MARKER)[2], text))
 

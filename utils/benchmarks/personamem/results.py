@@ -1,6 +1,6 @@
-"""PersonaMem's tables: a question's topic and distance, and a run's results in the public code's form.
+"""PersonaMem's tables: a question's topic and distance, and a run's results in the public code's format.
 
-A record keeps the columns of the table of questions as unchanged texts; older tables may lack any of them.
+A record keeps the columns of the table of questions unchanged, as texts; older tables may lack some of them.
 """
 
 import csv
@@ -18,15 +18,14 @@ from utils.benchmarks.thoughts import split_thoughts
 
 NOT_GIVEN = "not given"
 
-# Bins for the number of tokens between a question and the place that it refers to. Their upper edges double. All sizes
-# have the same bins, so that sizes compare: a history of 32k tokens has at most seven bins, a history of 1M tokens all
-# but the last. "4k-8k tokens" means above 4,096 and up to 8,192.
+# Bins for the number of tokens between a question and the place that it refers to; each upper edge is twice the one
+# before. All sizes have the same bins, so that they are comparable. "4k-8k tokens" means above 4,096 and up to 8,192.
 LENGTH, TOKENS = "context_length_in_tokens", "distance_to_ref_in_tokens"
 _EDGES = ("0", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1M")
 _LAST = f"above {_EDGES[-1]} tokens"
 DISTANCES = (*(f"{low}-{high} tokens" for low, high in pairwise(_EDGES)), _LAST, NOT_GIVEN)
 
-# The columns of a result, in the public code's order; older tables also have `OLDER`.
+# The columns of the result table, in the public code's order; older tables also have `OLDER`.
 _ASKED = ("persona_id", "question_id", "user_question_or_message", "question_type", "topic")
 _LENGTHS = (
     LENGTH,
@@ -38,8 +37,8 @@ _LENGTHS = (
 )
 _ANSWER = ("model_response", "len_of_model_response", "predicted_answer", "correct_answer")
 OLDER = "stereotypical"
-# Columns with a run's answer; the first that exists is read: the model's text, its part after the marker, or
-# the public retrieval baselines' letter. Their column `answer` is the right letter, so it is never read.
+# Columns with a run's answer; the first that exists is read: the model's text, its part after the marker, or the letter
+# of the public retrieval baselines. These have the right letter in the column `answer`, so it is never read.
 RESPONSE_COLUMNS = ("model_response", "predicted_answer", "p")
 _LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)
 
@@ -62,7 +61,7 @@ def distance_of(record: Record) -> str:
 
 
 def evidence_position(record: Record) -> float | None:
-    """Return the share of the history, 0 to 1, before the place that the question refers to; None if unknown."""
+    """Return the share of the history, 0 to 1, that comes before the place of the reference; None if unknown."""
     distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:
         return max(0.0, 1 - distance / length)
@@ -84,7 +83,7 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
         response = responses[record["id"]]
         letter = response["output"].strip()
         predicted = f"({letter})" if letter else ""
-        wrote = response.get("raw") or predicted  # --choose likelihood writes no text
+        wrote = response.get("raw") or predicted  # --choose likelihood generates no text
         names = {"question_id": record["id"], "user_question_or_message": record["question"]}
         answer = (wrote, len(wrote), predicted, f"({record['target']})")
         score = {"score": letter == record["target"]}
@@ -93,10 +92,10 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
 
 
 def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
-    """Return a question's id and a run's answer, without looking at the right letter, which many tables have too.
+    """Return a question's id and a run's answer, without reading the right letter, which many tables have too.
 
-    A model's text is parsed like the texts of our own runs; if it has no letter, the answer is missing. The column `p`
-    must hold a letter or nothing. UserError if the row is malformed.
+    A model's text is parsed like a text of baselines.py; without a letter, the answer is missing. The column `p` must
+    have a letter or be empty. UserError if the row is malformed.
     """
     if not row.get("question_id"):
         raise UserError(f"{where}: no column 'question_id'")

@@ -2,8 +2,8 @@
 
 A record is `{task, id, question, options: [four texts], target, group, ..., profile}`. `target` is the letter of the
 right option, which only the scorer sees. `group` is the canonical name of the question's type. Other columns of the
-published table are kept. Many questions share a context, so `profile` only refers to one: to the messages of `context`
-before `end`, in the file `contexts` beside the dataset (read by utils/benchmarks/personamem/contexts.py).
+published table are kept. Many questions share a context, so `profile` is a reference: to the messages of `context`
+before `end`, in the file `contexts` beside the dataset (see utils/benchmarks/personamem/contexts.py).
 """
 
 import ast
@@ -42,8 +42,8 @@ from utils.benchmarks.task import SIZES as MEASURED
 
 HUB = "bowen-upenn/PersonaMem"
 BENCHMARK = "PersonaMem"
-# By size: the number of questions, as others have counted them (not verified), and the most tokens of prompt and output
-# together: more than the paper's count, because tokens of an unknown tokenizer are estimated high.
+# By size: the number of questions (from other sources, unverified), and the default window in tokens. The window is
+# larger than the paper's contexts, because the estimate for an unknown tokenizer is high.
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
 COUNTED_BY = "an unverified count of the published file"
 
@@ -73,10 +73,10 @@ PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
 ANNOTATIONS = ("group", "question_type", "distance_to_ref_in_blocks", TOKENS, "num_irrelevant_tokens",
                "distance_to_ref_proportion_in_context")  # fmt: skip
-CARD = "system"  # the role of messages with the persona card; each opens a session
+CARD = "system"  # the role of the persona card's messages; each opens a session
 
 _PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
-MOST_CHARACTERS = 1_000_000  # of a question's options: Python's literal parser takes 100 times as much memory
+MOST_CHARACTERS = 1_000_000  # of a question's options; Python's literal parser takes 100 times as much memory
 
 
 # Reading the published files
@@ -130,14 +130,14 @@ def read_literal(text: str) -> Any:
 
 
 def read_end(text: str, where: str) -> int:
-    """Return the number of messages before the question; tables written by pandas may have it as 57.0."""
+    """Return the number of messages before the question, which tables written by pandas may have as 57.0."""
     if not re.fullmatch(r"-?\d{1,9}(\.0)?", text.strip()):
         raise UserError(f"{where}: end_index_in_shared_context {quote(text)} is not a whole number")
     return int(float(text))
 
 
 class Reference(msgspec.Struct):
-    """A profile's reference to a context, whose existence utils/benchmarks/personamem/contexts.py checks."""
+    """A profile's reference to a context; utils/benchmarks/personamem/contexts.py checks that the context exists."""
 
     contexts: Text
     context: Text
@@ -158,15 +158,15 @@ def values(record: Record) -> dict[str, str]:
 
 
 def order_of_options(question_id: str, number: int, seed: int) -> list[str]:
-    """Return the letters of the dataset in the order in which a further answer shows their options."""
+    """Return the options' letters in the order in which the prompt of a further answer shows the options."""
     return random.Random(f"{seed} {question_id} {number}").sample(LETTERS, len(LETTERS))
 
 
 class MultipleChoice(Task):
-    """A benchmark whose questions have options, which each further answer (number 1 and up) sees in another order.
+    """A benchmark whose questions have options. Each further answer (number 1 and up) sees them in another order.
 
-    The order depends only on seed, question and answer number. An answer is a letter of the dataset; its field "shown"
-    is the order: its first letter is the option that was shown as (a).
+    The order depends only on seed, question and answer number. The answer is the option's letter in the dataset; its
+    field "shown" has the letters in the order shown, beginning with the option that was shown as (a).
     """
 
     async def answer(self, record: Record, ask: Any, args: Namespace) -> dict[str, Any]:
@@ -198,13 +198,13 @@ def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
 def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item]], Sequence[Item]]) -> History:
     """Return the turns of a user's history for a prompt.
 
-    The system messages hold the persona card, which is never left out for length; if a number of items is chosen, each
+    The system messages have the persona card, which is never left out for length. If only the best items are used, each
     version of the card appears once.
 
     Args:
-        number: how many of the best items to use. 0: nothing, not even the card, to measure what the options give away.
-            None: all messages before the question; if they are too many, the oldest are left out.
-        arrange: puts items in the order of the prompt; it gets the cards first, then the items, best first.
+        number: how many of the best items to use. 0: no history and no card, to measure what the options alone reveal.
+            None: all messages before the question; if they do not fit, the oldest are left out.
+        arrange: puts items into the order of the prompt; it gets the cards first, then the items, best first.
     """
     if number == 0:
         return History([], [], [])
@@ -236,7 +236,7 @@ def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return how often each letter was chosen as shown (a model's bias), and the percentage of cached prompt tokens."""
+    """Return how often each shown letter was chosen (position bias), and the percentage of cached prompt tokens."""
     outputs = list(outputs)
     read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
     chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)
@@ -248,7 +248,7 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def same_as_right(record: Record) -> set[str]:
-    """Return the letters of all options with the right option's text, its own included; empty without options."""
+    """Return the letters of all options with the right option's text, including its own; empty without options."""
     texts = dict(zip(LETTERS, (text.split() for text in record.get("options", ())), strict=False))
     return {letter for letter, text in texts.items() if text == texts[record["target"]]}
 
@@ -256,7 +256,7 @@ def same_as_right(record: Record) -> set[str]:
 def official_label(record: Record, response: str) -> str:
     """Return the right letter if the public code counts a model's whole text as right, otherwise "".
 
-    That code knows the right letter while it reads, so this is only for comparison.
+    Use this only for comparison: the public code uses the right letter when it reads a text.
     """
     return record["target"] if read_officially(response, record["target"]) else ""
 
@@ -271,14 +271,14 @@ def metrics() -> dict[str, Metric]:
         return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
 
     def choice(record: Record, response: str) -> str:
-        """Return the letter of a response; an option with the text of the right one counts as the right one."""
+        """Return the letter of a response; an option with the right option's text counts as right."""
         letter = accuracy.compute(record, response)
         return record["target"] if letter in same_as_right(record) else letter
 
     def over_orders(records: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        """Return the mean score over several answers, each to another order of the options, if a question has several.
+        """Return the mean score over several answers (orders of the options), if questions have several.
 
-        Also return the number of questions with a wrong option of the right option's text, unless it is 0.
+        Also return the number of questions in which another option has the right option's text, unless it is 0.
         """
         shares, most, num_twins = [], 1, 0
         for record in records:
@@ -291,7 +291,7 @@ def metrics() -> dict[str, Metric]:
     accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), judge_inputs=judge_inputs, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders, compute=choice)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
-    official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the letter was right
+    official = replace(official, is_unreadable=lambda entry: False)  # its label is empty for wrong letters too
     return {"accuracy": ours, "accuracy-official": official}
 
 

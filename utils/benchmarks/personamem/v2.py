@@ -1,10 +1,10 @@
 """PersonaMem-v2: which of four responses suits a user with implicit preferences (arXiv 2512.06688).
 
-A record has PersonaMem's fields (task.py), and the `preference` that the right option follows,
-which only the judge of open answers sees. Without --asking, questions are asked as in PersonaMem. `--asking official`
-is the public code's way: the options A to D in a system message after the question, and reasoning first; `--asking
-open` shows no options. The public code orders the options by Python's `hash`, which differs between processes; our
-order depends only on the persona and the texts.
+A record has PersonaMem's fields (see task.py) and the `preference` that the right option follows, which only the judge
+of open answers sees. Without --asking, questions are asked as in PersonaMem. `--asking official` asks as in the public
+code: the options A to D come in a system message after the question, and the model reasons first. `--asking open` shows
+no options. The public code orders the options by Python's `hash`, which differs between processes; here, the order
+depends only on the persona and the texts.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
-# Columns with what the benchmark's makers know about a question, besides the columns that only the scorer needs.
+# Columns with the benchmark authors' annotations of a question, besides the columns that the scorer needs.
 ANNOTATIONS = (*personamem.ANNOTATIONS, "pref_type", "who", "updated", "conversation_scenario", "sensitive_info",
                *(f"distance_from_related_snippet_to_query_{size}" for size in SIZES))  # fmt: skip
 UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
@@ -75,8 +75,8 @@ class LinkedHistories(OnHub):
         return Originals(tables, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
 
-# A letter is read by the public code's rule: the first of these forms that occurs in the text decides, where it first
-# occurs, in upper or lower case; so "answer: a good one" names A, and "Final Answer: [X]" no letter.
+# A letter is read by the public code's rule: the first of these forms that occurs in the text decides, at its first
+# occurrence, ignoring case. So "answer: a good one" names A, and "Final Answer: [X]" names no letter.
 _LETTER_FORMS = [
     re.compile(form, re.IGNORECASE | re.MULTILINE)
     for form in (
@@ -88,7 +88,7 @@ _LETTER_FORMS = [
         r"\b([A-Z])\.[^\S\n]*+$",
     )
 ]
-# Yes or No. Neither the "no" of "no conflict" nor the boxes of an instruction are a verdict.
+# Yes or No. The "no" of "no conflict" and boxes in a repeated instruction are not verdicts.
 _YES_NO = r"(yes|no(?![^\S\n]++(?!(?:because|as|since|it|the|this)\b)\w))\b"
 _BOX = pattern(rf"{BOX_OPENS}(?:(?:final\s)?(?:answer|verdict){BOX_MARKS})?+(yes|no)\b{BOX_ENDS}")
 _EITHER_BOX = pattern(r"\bboxed\s*+\{[^\n}]{0,30}\}++\W{0,9}or\W{0,9}boxed\s*+\{[^\n}]{0,30}\}++")
@@ -113,11 +113,11 @@ def parse_final_letter(text: str, cut: bool = False) -> Parsed:
 def parse_yes_no(text: str, cut: bool = False) -> Parsed:
     r"""Read Yes or No; the value is 1 or 0.
 
-    The last box decides, such as `\boxed{Yes}` or `\boxed{\text{No.}}`. Boxes of an instruction do not count:
-    "\boxed{Yes} or \boxed{No}", and those of a sentence or line with both words, or with a condition after a box.
-    Without a box, the last "answer: Yes" or "verdict is No" decides, otherwise the word with which the text begins, or
-    else the only one of the two in its first sentence; with an instruction's boxes, only the first of these does. In a
-    text that was cut off, only boxes count, if they agree.
+    The last box decides, such as `\boxed{Yes}` or `\boxed{\text{No.}}`. Boxes that belong to a repeated instruction do
+    not count: "\boxed{Yes} or \boxed{No}", and boxes in a sentence or line with both words or with a condition after a
+    box. Without any box, one of these decides, in this order: the last "answer: Yes" or "verdict is No", the word at
+    the beginning of the text, the only one of the two words in the first sentence. With boxes of an instruction only,
+    the first of these must decide. In a text that was cut, only boxes count, and only if they agree.
     """
     body = plain(text)
     remaining = _EITHER_BOX.sub("", body)
@@ -139,7 +139,7 @@ def parse_yes_no(text: str, cut: bool = False) -> Parsed:
 
 
 def verdict_boxes(text: str) -> list[str]:
-    """Return "yes" or "no" for each box, without those of sentences or lines with both, or with a condition."""
+    """Return "yes" or "no" for each box, except in sentences or lines with both words or with a condition."""
     sentences: list[list[re.Match[str]]] = []
     for box in _BOX.finditer(text):
         if sentences and not _SENTENCE_ENDS.search(text, text.index("}", sentences[-1][-1].end()), box.start()):
@@ -179,7 +179,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
 
 
 def read_query(text: str) -> Any:
-    """Return the user's message in a query, which is JSON, a Python literal or a text; None if another's message."""
+    """Return the user's message from a query: JSON, a Python literal or a text; None if it is not the user's."""
     try:
         query = json.loads(text)
     except (ValueError, RecursionError):
@@ -233,7 +233,7 @@ def judge_messages(prompt: Prompt, record: Record, responses: list[str], _: int)
 
 
 def entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
-    """Return a question's entry; its score is the majority of its verdicts, 0 or 1, None if too many are missing."""
+    """Return a question's entry; its score is the majority of its verdicts, 0 or 1, or None without a majority."""
     [verdict] = verdicts
     votes = verdict.get("drawn", [])
     score = next((value for value in (0, 1) if votes.count(value) > len(votes) / 2), None)
@@ -289,7 +289,7 @@ def make_task(size: str) -> Task:
         values=values_as_published,
         output=Output(r"Final Answer: [A-D]", parse_final_letter),
     )
-    in_the_open = replace(
+    open_ended = replace(
         task,
         prompts=dict.fromkeys(("none", "rag"), "personamem/open"),
         values=lambda record: {"question": record["question"]},
@@ -297,7 +297,7 @@ def make_task(size: str) -> Task:
         count_outputs=lambda outputs: {},
         asked_needs=("profile",),  # a method must not see the options, because they include the right answer
     )
-    return replace(task, ways={"official": official, "open": in_the_open})
+    return replace(task, ways={"official": official, "open": open_ended})
 
 
 TASKS = list(map(make_task, SIZES))
