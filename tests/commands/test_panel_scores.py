@@ -69,7 +69,7 @@ def test_verdicts_are_merged_by_hand(panel, tmp_path, capsys, merge, first, seco
     assert make_table.main(["--system", "Ours", str(output), "--samples", "all"]) == 0
     table = capsys.readouterr().out
     assert f"Verdicts differ in kind from the paper's: aspect, {merge} of J0 and J1 and J2." in table
-    assert "chosen by scores of the judge that scores it here" in table  # one of the panel
+    assert "chosen by scores of the same judge that scores it here" in table  # one of the panel
 
 
 def test_a_panel_shares_no_table_with_one_of_its_judges(panel, tmp_path):

@@ -208,7 +208,7 @@ def test_what_it_selects_is_marked_and_no_bound(world, capsys):
     table = capsys.readouterr().out
     assert "| Best (best by ranker) |" in table and "bound" not in table
     assert "saw narrative, rubric_aspects in training" in table
-    assert "trained or chosen by scores of the judge that scores it here" in table
+    assert "trained or chosen by scores of the same judge that scores it here" in table
     assert "each response is the best of 6 by a ranker that learned from scores (aspect)" in table
 
 

@@ -144,15 +144,15 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
         follows_finished = before is None or before.is_finished
         for file in stage.files:  # all of them, so that each mistake is found before the first request
             file.is_finished(follows_finished)
-        is_left = not stage.is_finished or (args.trace and any(not has_trace(file) for file in stage.files))
-        if is_left and before is not None and before not in left and not has_pieces(before):
-            for file in before.files:
-                file.load()
+        lacks_trace = args.trace and any(not has_trace(file) for file in stage.files)
+        needs_before = before is not None and before not in left and (lacks_trace or not stage.is_finished)
+        for file in before.files if needs_before and not has_pieces(before) else ():
+            file.load()
         for file in stage.files:
             if not file.finished and file.keys is None and (file.knows_keys or before is None or has_pieces(before)):
                 stage.expect()
                 file.is_finished(follows_finished)
-        if not stage.is_finished or is_left:
+        if lacks_trace or not stage.is_finished:
             left.append(stage)
     return left
 
