@@ -121,13 +121,12 @@ def test_a_table_over_samples(judged, capsys):
         make_table.main([*systems, "--samples", "all", "--unscored_as_zero"])
 
 
-def test_a_table_over_samples_needs_means(judged):
-    """RMSE is not a mean over questions."""
+def test_rmse_is_not_a_mean_over_questions(judged, capsys):
     records = read_sample("LaMP-3", "dev")[:2]
     responses = judged.write("ratings.json", {record["id"]: [{"output": "1"}, {"output": "3"}] for record in records})
     words = ["--inputs_addr", judged.write("lamp3.json", records), "--strategy", "RMSE", "--samples", "all"]
     words += ["--response_addr", responses, "--score_addr", judged.folder / "rmse.json"]
-    assert evaluate_responses.main(list(map(str, words))) == 0
+    assert evaluate_responses.main(list(map(str, words))) == 0 and "mean score" not in capsys.readouterr().err
     with pytest.raises(UserError, match="--samples: RMSE is not a mean over questions"):
         make_table.main(["--system", "A", str(judged.folder / "rmse.json"), "--samples", "all"])
     with pytest.raises(UserError, match="--length: LaMP-3, RMSE is not a mean over questions"):

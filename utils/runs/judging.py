@@ -138,7 +138,7 @@ class ScoreFile(StageFile):
     def add(self, key: Key, piece: Piece) -> None:
         """Add a verdict, and the question's score to the running mean once its first response has all verdicts."""
         super().add(key, piece)
-        if key[0] in self._scored or self.metric.score_of is None:
+        if key[0] in self._scored or self.metric.score_of is None or self.metric.pooled:
             return
         question = self.questions[key[0]]
         keys = self.metric.keys(question)  # of the first response's verdicts
@@ -150,7 +150,10 @@ class ScoreFile(StageFile):
             self._sum += score
 
     def so_far(self) -> str:
-        """Return the mean score of the questions judged so far (not the macro average), and their number."""
+        """Return the mean score of the questions judged so far, and their number.
+
+        It is not the macro average. A metric whose score is not a mean (RMSE) has none.
+        """
         return f"{self._sum / len(self._scored):.3f} of {len(self._scored)}" if self._scored else ""
 
     def content(self) -> dict[str, Any]:
