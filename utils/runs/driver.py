@@ -144,17 +144,21 @@ def unfinished(stages: Sequence[Stage], args: Arguments) -> list[Stage]:
         follows_finished = before is None or before.is_finished
         for file in stage.files:  # all of them, so that each mistake is found before the first request
             file.is_finished(follows_finished)
-        lacks_trace = args.trace and any(not has_trace(file) for file in stage.files)
-        needs_before = before is not None and before not in left and (lacks_trace or not stage.is_finished)
-        for file in before.files if needs_before and not has_pieces(before) else ():
-            file.load()
+        if before is not None and before not in left and not has_pieces(before) and not has_outputs(stage, args):
+            for file in before.files:
+                file.load()
         for file in stage.files:
             if not file.finished and file.keys is None and (file.knows_keys or before is None or has_pieces(before)):
                 stage.expect()
                 file.is_finished(follows_finished)
-        if lacks_trace or not stage.is_finished:
+        if not has_outputs(stage, args):
             left.append(stage)
     return left
+
+
+def has_outputs(stage: Stage, args: Arguments) -> bool:
+    """Return whether all files of a stage are finished and, with --trace, have their traces."""
+    return stage.is_finished and not (args.trace and any(not has_trace(file) for file in stage.files))
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
