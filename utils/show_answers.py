@@ -109,15 +109,14 @@ def show_so_far(own: list[str], script: str, words: list[str]) -> None:
     stages = command.prepare(args)
     for model in models_of(stages).values():
         model.load()
-    for stage in stages:
-        stage.expect()
+    records = {stage: [*stage.expect().values()] for stage in stages}
     make_pieces(stages, args)
     for flags, stage in zip(shown, stages[-len(shown) :], strict=True):
         [file] = stage.files
         responses = file.content()
         number = f"{len(file.pieces)} of {count_noun(len(file.keys), file.noun)}"
         print(f"{file.path}: {number} so far, in {args.completions}\n")
-        show(flags, read_dataset(flags.inputs_addr), responses, dict.fromkeys(responses), f"{file.path} so far", {})
+        show(flags, records[stage], responses, dict.fromkeys(responses), f"{file.path} so far", {})
 
 
 def read_entries(args: cli.Arguments) -> dict[str, Entry]:

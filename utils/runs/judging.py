@@ -289,10 +289,10 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
         raise UserError(f"{several}: a greedy judge always gives the same verdict; set --temperature above 0")
 
 
-def score_files(dataset: JudgedDataset, settings_of_judge: dict[str, Any], describe: Describe) -> list[ScoreFile]:
+def score_files(dataset: JudgedDataset, judge_settings: dict[str, Any], describe: Describe) -> list[ScoreFile]:
     """Return the score files of --score_addr; this reads only the hashes of their inputs."""
     args, metric, strategy = dataset.args, dataset.metric, dataset.strategy
-    shared = settings_of_judge | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(dataset.path)}
+    shared = judge_settings | {"script": SCRIPT, "strategy": strategy, "inputs": file_hash(dataset.path)}
     shared |= {"shots": args.shots} if "shots" in metric.needs else {}
     compares = metric.num_systems > 1
     systems = [args.response_addr] if compares else [[address] for address in args.response_addr]
